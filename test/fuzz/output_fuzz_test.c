@@ -130,114 +130,115 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 
 #ifndef LIBFUZZER
 /* The first three bytes of each seed choose the parser and options. */
+static const char *const seeds[] = {
+    "a02<tool_call>\n{\"name\": \"f\", \"arguments\": {\"n\": [1, {}]}}\n</tool_call> b END",
+    "b00{\"name\": \"g\", \"parameters\": {\"x\": \"\\u00e9\\\"\"}}; {\"name\": \"f\", "
+    "\"parameters\": {}}",
+    "c70[THINK]hm[/THINK][TOOL_CALLS]f[CALL_ID]ab12[ARGS]{\"n\": 1}[TOOL_CALLS][{\"name\": "
+    "\"g\", "
+    "\"arguments\": \"{}\", \"id\": \"x\"}]",
+    "d00[f(n=-1.5e3, s='a\\x41\\'', o={'k': [True, None, (1,)]}), g()]",
+    "dC3hm</think><|tool_call_start|>[[f(n=1)]",
+    "e00<tool_call>\n<function=f>\n<parameter=n>\n5\n</parameter>\n<parameter=b>\ntrue\n"
+    "</parameter>\n</function>\n</tool_call>",
+    "dC0<think>\nhm\n</think>\n\n<|tool_call_start|>[f(n=1)]<|tool_call_end|>",
+    "bC2The <think>end</think></s>\n<|python_tag|>{\"name\"",
+    "f10\xf9"
+    "analysis\xfahm\xfc\xf8"
+    "assistant\xf9"
+    "commentary to=functions.f \xfb"
+    "json\xfa{\"n\": "
+    "[1, \"}\"]}\xfe\xf8"
+    "assistant\xf9"
+    "final\xfayes\xfd",
+    "f10 to=functions.g\xf9"
+    "commentary\xfa{}\xfe stray \xf9"
+    "commentary\xfaI look.\xfc",
+    "f11hm\xfc\xf8"
+    "assistant to=python\xf9"
+    "analysis code\xfaprint(1)\xfe",
+    "g30<seed:think>hm</seed:think>\n<seed:tool_call>\n<function=f>\n<parameter=n>5</"
+    "parameter>\n"
+    "</function>\n</seed:tool_call>",
+    "hC1hm<minimax:tool_call>\n<invoke name=\"f\">\n<parameter "
+    "name=\"n\">5</parameter>\n</invoke>"
+    "\n</minimax:tool_call>",
+    "i00<\xEF\xBD\x9C"
+    "DSML\xEF\xBD\x9Ctool_calls>\n<\xEF\xBD\x9C"
+    "DSML\xEF\xBD\x9Cinvoke name=\"f\">"
+    "\n<\xEF\xBD\x9C"
+    "DSML\xEF\xBD\x9Cparameter name=\"n\" string=\"false\">5</\xEF\xBD\x9C"
+    "DSML"
+    "\xEF\xBD\x9Cparameter>\n</\xEF\xBD\x9C"
+    "DSML\xEF\xBD\x9Cinvoke>",
+    "j00<function name=\"f\"><param name=\"s\"><![CDATA[<b> </param>]]></param></function>",
+    "kC1hm</think>\n<tool_call>f\n<arg_key>n</arg_key>\n<arg_value>5</arg_value>\n</tool_call>",
+    "lC0<think>hm<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0"
+    "<|tool_call_argument_begin|>{\"n\": 1}<|tool_call_end|><|tool_calls_section_end|>",
+    "m00<\xEF\xBD\x9Ctool\xE2\x96\x81"
+    "call\xE2\x96\x81"
+    "begin\xEF\xBD\x9C>f<\xEF\xBD\x9Ctool\xE2\x96"
+    "\x81sep\xEF\xBD\x9C>{\"n\": 1}",
+    "n00<\xEF\xBD\x9Ctool\xE2\x96\x81"
+    "call\xE2\x96\x81"
+    "begin\xEF\xBD\x9C>function<\xEF\xBD\x9Ctool"
+    "\xE2\x96\x81sep\xEF\xBD\x9C>f\n```json\n{\"n\": 1}\n```",
+    "o20<|channel>thought\nhm<channel|><|tool_call>call:f{s:<|\"|>a\"<|\"|>,o:{k:[1,{},<|\"|>x<"
+    "|\"|>]},"
+    "b:true}<tool_call|>",
+    "p@0<think>\nhm\n</think>\n<answer>\nyes\n</answer><tool_calls>[{\"name\": \"f\", "
+    "\"arguments\": "
+    "{\"n\": 1}}, {\"name\": \"g\"}]</tool_calls>",
+    "q80Here is my thought process: hm. Here is my response: <|tool_call|>[{\"name\": \"g\"}]",
+    "r50<|START_THINKING|>hm<|END_THINKING|><|START_ACTION|>[{\"tool_call_id\": \"0\", "
+    "\"tool_name\": "
+    "\"f\", \"parameters\": {}}]<|END_ACTION|><|START_RESPONSE|>yes<|END_RESPONSE|>",
+    "sA0<|action_start|><|plugin|>{\"name\": \"g\", \"parameters\": {}}<|action_end|>",
+    "t00<|message_sep|>\n\nfunction call<|role_sep|>\n{\"name\": \"g\", \"arguments\": {}}",
+    "u00<function_calls>\nf(n=1)\ng()\n</function_calls>",
+    "w60<|open|>think<|sep|>hm<|close|>think<|sep|><|open|>tools<|sep|><|open|>call tool=\"f\" "
+    "index=\"1\"<|sep|><|open|>argument key=\"n\" "
+    "type=\"number\"<|sep|>1<|close|>argument<|sep|>"
+    "<|close|>call<|sep|><|close|>tools<|sep|><|close|>message<|sep|>",
+    "x40<mm:think>hm</mm:think>]<]minimax[>[<tool_call>\n]<]minimax[>[<invoke "
+    "name=\"f\">]<]minimax[>["
+    "<o>]<]minimax[>[<item>1]<]minimax[>[</item>]<]minimax[>[</o>]<]minimax[>[</invoke>\n"
+    "]<]minimax[>[</tool_call>",
+    "v00functools[{\"name\": \"g\", \"arguments\": {}}]",
+    "z90<|inner_prefix|>hm<|tools_prefix|>[{\"f\": {\"n\": 1}}, {\"g\": {}}]<|tools_suffix|>",
+    "{;0<|think|>hm<|end|><|begin|>assistant<|tool_calls|><|tool_call:begin|>a1<|tool_call:"
+    "name|>"
+    "f<|tool_call:args|>{\"n\": 1}<|tool_call:end|><|calls|>",
+    "|00<function=f>{\"n\": 1}</function>\n<function=g>{}</function>",
+    "~00Ok.\n```json\n[{\"name\": \"f\", \"arguments\": {\"n\": 1}}, {\"name\": \"g\"}]\n``` b",
+    "\x7f"
+    ":0all\nOk.\n>>>f\n{\"n\": 1}>>>g\n{}",
+    "\x80\x43\x30<think>hm</"
+    "think>\n<\xEF\xBD\x9Ctool_calls_begin\xEF\xBD\x9C><\xEF\xBD\x9Ctool_call_begin"
+    "\xEF\xBD\x9C>function<\xEF\xBD\x9Ctool_sep\xEF\xBD\x9C><steptml:invoke name=\"f\">"
+    "<steptml:parameter name=\"n\">5</steptml:parameter></steptml:invoke>"
+    "<\xEF\xBD\x9Ctool_call_end\xEF\xBD\x9C>",
+    "\x81\x3a\x30<\xEF\xBD\x9CGCML\xEF\xBD\x9Cinvoke name=\"f\"><\xEF\xBD\x9CGCML\xEF\xBD\x9C"
+    "parameter name=\"n\" string=\"false\">5</\xEF\xBD\x9CGCML\xEF\xBD\x9Cparameter>",
+    "\x82\x43\x30<dots_function_call>\n<invoke name=\"f\">\n<parameter "
+    "name=\"n\">5</parameter>\n"
+    "</invoke>",
+    "\x84>0 to=self<|message|>hm<|eom|><|start|>assistant "
+    "to=f<|message|><atem:function_calls>\n"
+    "<atem:invoke name=\"f\">\n<atem:parameter name=\"n\">5</atem:parameter>\n</atem:invoke>\n"
+    "</atem:function_calls>",
+    "\x85?0<|content_thinking|>hm<|end_message|><|message_model|>f<|content_invoke_tool_json|>"
+    "{\"name\":\"f\",\"args\":{\"n\":1}}<|end_message|>",
+    "\x83<0<|think:start|>hm<|think:end|><|tool_call:start|>f\n<|tool_arg:start|>n"
+    "<|tool_arg:value|>5<|tool_arg:end|>\n<|tool_call:end|>",
+    "}00<start_function_call>call:f{s:<escape>a\"<escape>,o:{k:[1]}}<end_function_call>",
+};
+
 int main(void)
 {
     static const char cut_name[] = "e00<tool_call>\n<function=\0\0f>\n<parameter=\0>\n5\n"
                                    "</parameter>\n</function>\n</tool_call>"; // found by a fuzzer
     fuzz_one(cut_name, sizeof cut_name - 1);
-    static const char *const seeds[] = {
-        "a02<tool_call>\n{\"name\": \"f\", \"arguments\": {\"n\": [1, {}]}}\n</tool_call> b END",
-        "b00{\"name\": \"g\", \"parameters\": {\"x\": \"\\u00e9\\\"\"}}; {\"name\": \"f\", "
-        "\"parameters\": {}}",
-        "c70[THINK]hm[/THINK][TOOL_CALLS]f[CALL_ID]ab12[ARGS]{\"n\": 1}[TOOL_CALLS][{\"name\": "
-        "\"g\", "
-        "\"arguments\": \"{}\", \"id\": \"x\"}]",
-        "d00[f(n=-1.5e3, s='a\\x41\\'', o={'k': [True, None, (1,)]}), g()]",
-        "dC3hm</think><|tool_call_start|>[[f(n=1)]",
-        "e00<tool_call>\n<function=f>\n<parameter=n>\n5\n</parameter>\n<parameter=b>\ntrue\n"
-        "</parameter>\n</function>\n</tool_call>",
-        "dC0<think>\nhm\n</think>\n\n<|tool_call_start|>[f(n=1)]<|tool_call_end|>",
-        "bC2The <think>end</think></s>\n<|python_tag|>{\"name\"",
-        "f10\xf9"
-        "analysis\xfahm\xfc\xf8"
-        "assistant\xf9"
-        "commentary to=functions.f \xfb"
-        "json\xfa{\"n\": "
-        "[1, \"}\"]}\xfe\xf8"
-        "assistant\xf9"
-        "final\xfayes\xfd",
-        "f10 to=functions.g\xf9"
-        "commentary\xfa{}\xfe stray \xf9"
-        "commentary\xfaI look.\xfc",
-        "f11hm\xfc\xf8"
-        "assistant to=python\xf9"
-        "analysis code\xfaprint(1)\xfe",
-        "g30<seed:think>hm</seed:think>\n<seed:tool_call>\n<function=f>\n<parameter=n>5</"
-        "parameter>\n"
-        "</function>\n</seed:tool_call>",
-        "hC1hm<minimax:tool_call>\n<invoke name=\"f\">\n<parameter "
-        "name=\"n\">5</parameter>\n</invoke>"
-        "\n</minimax:tool_call>",
-        "i00<\xEF\xBD\x9C"
-        "DSML\xEF\xBD\x9Ctool_calls>\n<\xEF\xBD\x9C"
-        "DSML\xEF\xBD\x9Cinvoke name=\"f\">"
-        "\n<\xEF\xBD\x9C"
-        "DSML\xEF\xBD\x9Cparameter name=\"n\" string=\"false\">5</\xEF\xBD\x9C"
-        "DSML"
-        "\xEF\xBD\x9Cparameter>\n</\xEF\xBD\x9C"
-        "DSML\xEF\xBD\x9Cinvoke>",
-        "j00<function name=\"f\"><param name=\"s\"><![CDATA[<b> </param>]]></param></function>",
-        "kC1hm</think>\n<tool_call>f\n<arg_key>n</arg_key>\n<arg_value>5</arg_value>\n</tool_call>",
-        "lC0<think>hm<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0"
-        "<|tool_call_argument_begin|>{\"n\": 1}<|tool_call_end|><|tool_calls_section_end|>",
-        "m00<\xEF\xBD\x9Ctool\xE2\x96\x81"
-        "call\xE2\x96\x81"
-        "begin\xEF\xBD\x9C>f<\xEF\xBD\x9Ctool\xE2\x96"
-        "\x81sep\xEF\xBD\x9C>{\"n\": 1}",
-        "n00<\xEF\xBD\x9Ctool\xE2\x96\x81"
-        "call\xE2\x96\x81"
-        "begin\xEF\xBD\x9C>function<\xEF\xBD\x9Ctool"
-        "\xE2\x96\x81sep\xEF\xBD\x9C>f\n```json\n{\"n\": 1}\n```",
-        "o20<|channel>thought\nhm<channel|><|tool_call>call:f{s:<|\"|>a\"<|\"|>,o:{k:[1,{},<|\"|>x<"
-        "|\"|>]},"
-        "b:true}<tool_call|>",
-        "p@0<think>\nhm\n</think>\n<answer>\nyes\n</answer><tool_calls>[{\"name\": \"f\", "
-        "\"arguments\": "
-        "{\"n\": 1}}, {\"name\": \"g\"}]</tool_calls>",
-        "q80Here is my thought process: hm. Here is my response: <|tool_call|>[{\"name\": \"g\"}]",
-        "r50<|START_THINKING|>hm<|END_THINKING|><|START_ACTION|>[{\"tool_call_id\": \"0\", "
-        "\"tool_name\": "
-        "\"f\", \"parameters\": {}}]<|END_ACTION|><|START_RESPONSE|>yes<|END_RESPONSE|>",
-        "sA0<|action_start|><|plugin|>{\"name\": \"g\", \"parameters\": {}}<|action_end|>",
-        "t00<|message_sep|>\n\nfunction call<|role_sep|>\n{\"name\": \"g\", \"arguments\": {}}",
-        "u00<function_calls>\nf(n=1)\ng()\n</function_calls>",
-        "w60<|open|>think<|sep|>hm<|close|>think<|sep|><|open|>tools<|sep|><|open|>call tool=\"f\" "
-        "index=\"1\"<|sep|><|open|>argument key=\"n\" "
-        "type=\"number\"<|sep|>1<|close|>argument<|sep|>"
-        "<|close|>call<|sep|><|close|>tools<|sep|><|close|>message<|sep|>",
-        "x40<mm:think>hm</mm:think>]<]minimax[>[<tool_call>\n]<]minimax[>[<invoke "
-        "name=\"f\">]<]minimax[>["
-        "<o>]<]minimax[>[<item>1]<]minimax[>[</item>]<]minimax[>[</o>]<]minimax[>[</invoke>\n"
-        "]<]minimax[>[</tool_call>",
-        "v00functools[{\"name\": \"g\", \"arguments\": {}}]",
-        "z90<|inner_prefix|>hm<|tools_prefix|>[{\"f\": {\"n\": 1}}, {\"g\": {}}]<|tools_suffix|>",
-        "{;0<|think|>hm<|end|><|begin|>assistant<|tool_calls|><|tool_call:begin|>a1<|tool_call:"
-        "name|>"
-        "f<|tool_call:args|>{\"n\": 1}<|tool_call:end|><|calls|>",
-        "|00<function=f>{\"n\": 1}</function>\n<function=g>{}</function>",
-        "~00Ok.\n```json\n[{\"name\": \"f\", \"arguments\": {\"n\": 1}}, {\"name\": \"g\"}]\n``` b",
-        "\x7f"
-        ":0all\nOk.\n>>>f\n{\"n\": 1}>>>g\n{}",
-        "\x80\x43\x30<think>hm</"
-        "think>\n<\xEF\xBD\x9Ctool_calls_begin\xEF\xBD\x9C><\xEF\xBD\x9Ctool_call_begin"
-        "\xEF\xBD\x9C>function<\xEF\xBD\x9Ctool_sep\xEF\xBD\x9C><steptml:invoke name=\"f\">"
-        "<steptml:parameter name=\"n\">5</steptml:parameter></steptml:invoke>"
-        "<\xEF\xBD\x9Ctool_call_end\xEF\xBD\x9C>",
-        "\x81\x3a\x30<\xEF\xBD\x9CGCML\xEF\xBD\x9Cinvoke name=\"f\"><\xEF\xBD\x9CGCML\xEF\xBD\x9C"
-        "parameter name=\"n\" string=\"false\">5</\xEF\xBD\x9CGCML\xEF\xBD\x9Cparameter>",
-        "\x82\x43\x30<dots_function_call>\n<invoke name=\"f\">\n<parameter "
-        "name=\"n\">5</parameter>\n"
-        "</invoke>",
-        "\x84>0 to=self<|message|>hm<|eom|><|start|>assistant "
-        "to=f<|message|><atem:function_calls>\n"
-        "<atem:invoke name=\"f\">\n<atem:parameter name=\"n\">5</atem:parameter>\n</atem:invoke>\n"
-        "</atem:function_calls>",
-        "\x85?0<|content_thinking|>hm<|end_message|><|message_model|>f<|content_invoke_tool_json|>"
-        "{\"name\":\"f\",\"args\":{\"n\":1}}<|end_message|>",
-        "\x83<0<|think:start|>hm<|think:end|><|tool_call:start|>f\n<|tool_arg:start|>n"
-        "<|tool_arg:value|>5<|tool_arg:end|>\n<|tool_call:end|>",
-        "}00<start_function_call>call:f{s:<escape>a\"<escape>,o:{k:[1]}}<end_function_call>",
-    };
     return fuzz_main(seeds, sizeof seeds / sizeof seeds[0], 60000);
 }
 #endif
