@@ -234,7 +234,7 @@ struct call {
     size_t n_choices, n_finished;
     int64_t n_waiting;        // the call's part of tenant.n_waiting
     bool answered;            // one of the sink's four functions that end an answer was called
-    bool saving;              // the answer is being stored, on the pool
+    bool saving;              // the answer is being stored or written, on the pool
     bool closed;              // the answer is complete
     bool kept;                // request.detached: its beginning is stored, and its end will be
     enum call_ending ending;  // if not CALL_ANSWERED: how the call must end, as soon as it can

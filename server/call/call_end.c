@@ -124,19 +124,21 @@ static void record_tokens(struct call *c)
     c->record.n_cached_tokens = u.cached;
 }
 
-static void save(void *arg)
+/* What precedes the end of an answer and would hold up the loop: a long answer is written, or a
+ * response stored. */
+static void prepare_end(void *arg)
 {
     struct call *c = arg;
-    if (!c->format->write) {
+    if (c->format->write) {
+        buf_init(&c->written, (size_t)1 << 30);
+        c->format->write(c, &c->written);
+    } else {
         c->format->save(c);
-        return;
     }
-    buf_init(&c->written, (size_t)1 << 30);
-    c->format->write(c, &c->written);
 }
 
 /* Back on the calls' thread. The client may have left meanwhile. */
-static void on_saved(void *arg)
+static void on_prepared(void *arg)
 {
     struct call *c = arg;
     call_watch_memory(c->server);
@@ -155,16 +157,16 @@ static void on_saved(void *arg)
     call_let_go(c);
 }
 
-/* A response that is to be stored ends only once it is stored; its deadline no longer applies. */
-static void start_save(struct call *c)
+/* The answer ends once it has been prepared on the pool; its deadline no longer applies. */
+static void start_end(struct call *c)
 {
     c->saving = true;
     set_deadline(c, -1);
     if (c->server->host->run) {
-        c->server->host->run(c->server, save, on_saved, c);
+        c->server->host->run(c->server, prepare_end, on_prepared, c);
     } else {
-        save(c);
-        on_saved(c);
+        prepare_end(c);
+        on_prepared(c);
     }
 }
 
@@ -189,7 +191,7 @@ void call_end_kept(struct call *c)
     }
     c->closed = true;
     c->format->close(c);
-    start_save(c);
+    start_end(c);
 }
 
 void call_cancel(struct call *c)
@@ -299,7 +301,7 @@ void call_finish_if_complete(struct call *c)
     }
     c->closed = true;
     if (c->format->write || (c->format->save && c->request.stores)) {
-        start_save(c);
+        start_end(c);
     } else {
         c->format->end(c);
         call_let_go(c);
