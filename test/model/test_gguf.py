@@ -87,16 +87,20 @@ def test_models_whose_layers_differ(family, tmp_path, monkeypatch):
             ([(name, [U32], [96, 100, *[96] * 6])], ["feed_forward_length is 100 in layer 1"]),
             ([("gemma4.attention.sliding_window_pattern", None, None)], ["sliding_window_pattern", "layer 0"]),
             ([("gemma4.attention.sliding_window_pattern", [BOOL], [True] * 8)], ["no layer has full attention"]),
-            ([("gemma4.rope.dimension_count_swa", U32, 8)], ["rope.dimension_count_swa"])):
+            ([("gemma4.rope.dimension_count_swa", U32, 8)], ["rope.dimension_count_swa"]),
+            ([("gemma4.attention.shared_kv_layers", F32, -1.0)], ["shared_kv_layers must be from 0 to"]),
+            ([("gemma4.attention.shared_kv_layers", U32, 9)], ["shared_kv_layers must be from 0 to"])):
         broken = gguf_files.read(path)
         for key, kind, v in changes:
             broken.keys = [k for k in broken.keys if k[0] != key]
             if kind is not None:
                 broken.key(key, kind, v)
         refused(broken.write(str(tmp_path / "broken.gguf")), *words)
-    w.tensors = [("rope_freqs.weight", "F32", (16,), numpy.full(16, 2, "<f4").tobytes()) if t[0] == "rope_freqs.weight" else t
-                 for t in w.tensors]
-    refused(w.write(str(tmp_path / "broken.gguf")), "2 is neither 1 nor 1e30")
+    n_pairs = next(t[2][0] for t in w.tensors if t[0] == "rope_freqs.weight")
+    for n, divisor, words in ((n_pairs, 2, "2 is neither 1 nor 1e30"), (n_pairs // 2, 1, "has %d pairs" % (n_pairs // 2))):
+        w.tensors = [("rope_freqs.weight", "F32", (n,), numpy.full(n, divisor, "<f4").tobytes())
+                     if t[0] == "rope_freqs.weight" else t for t in w.tensors]
+        refused(w.write(str(tmp_path / "broken.gguf")), words)
 
 
 @pytest.mark.parametrize("family, arch", [("qwen2", "qwen2vl"), ("qwen3", "qwen3vl"), ("qwen3-moe", "qwen3vlmoe")])
