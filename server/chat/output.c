@@ -57,6 +57,7 @@ void output_init(struct output *o, const struct output_options *options,
         &o->split, options->reasoning, options->starts_in_reasoning,
         o->parser ? o->parser->ends_reasoning : NULL,
         (struct tool_sink){.on_text = put_content, .on_reasoning = put_reasoning, .arg = o});
+    o->split.in_call = &o->parse.in_call;
 }
 
 void output_deinit(struct output *o)

@@ -20,6 +20,7 @@ enum state {
 static const struct kind {
     struct reasoning_marks marks;
     const char *ends[2];        // markers after the answer, which are not part of it
+    const char *next;           // begins another message of the same turn; NULL: there is only one
     const char *sign, *without; // a template of this kind contains `sign` (NULL: the first opening
                                 // marker) and not `without`
     const struct tool_parser *parser; // the parser that takes the text apart, if the markers are
@@ -62,11 +63,13 @@ static const struct kind {
     [REASONING_MUSE] = {.marks.opens = {"to=self<|message|>", " to=self<|message|>"},
                         .marks.closes = {"<|eom|><|start|>assistant"},
                         .marks.answer_opens = {" to=user<|message|>", "to=user<|message|>"},
-                        .marks.answer_closes = {"<|eot|>", "<|eom|>"}},
+                        .marks.answer_closes = {"<|eot|>", "<|eom|>"},
+                        .next = "<|start|>assistant"},
     [REASONING_INKLING] = {.marks.opens = {"<|content_thinking|>"},
                            .marks.closes = {"<|end_message|><|message_model|>"},
                            .marks.answer_opens = {"<|content_text|>"},
-                           .marks.answer_closes = {"<|end_message|>"}},
+                           .marks.answer_closes = {"<|end_message|>"},
+                           .next = "<|message_model|>"},
     [REASONING_ANSWER] = {.marks.opens = {"<think>"},
                           .marks.closes = {"</think>"},
                           .marks.answer_opens = {"<answer>"},
@@ -87,7 +90,7 @@ static const struct kind {
 
 enum { N_KINDS = sizeof kinds / sizeof kinds[0] };
 
-/* The names that options accept: vLLM's, "harmony" and "think". */
+/* The names that options accept: vLLM's, "harmony", "think" and SGLang's "muse". */
 static const struct {
     const char *name;
     enum reasoning_kind kind;
@@ -121,6 +124,7 @@ static const struct {
     {"minimax_m3", REASONING_MINIMAX_M3},
     {"mistral", REASONING_MISTRAL},
     {"muse", REASONING_MUSE},
+    {"muse_glimmer", REASONING_MUSE},
     {"nemotron_v3", REASONING_THINK},
     {"olmo3", REASONING_THINK},
     {"openai_gptoss", REASONING_HARMONY},
@@ -275,6 +279,7 @@ void reasoning_split_init(struct reasoning_split *r, enum reasoning_kind kind, b
         buf_puts(&r->held, opened ? kinds[kind].marks.opens[0] : ""); // the prompt has it
     } else if (kind != REASONING_NONE && !kinds[kind].parser) {
         r->state = opened ? OPENED : BEFORE;
+        r->next = kinds[kind].next;
     }
     r->is_inside = r->state == OPENED;
 }
@@ -315,6 +320,24 @@ static enum tool_match begins(const struct reasoning_split *r, size_t at, const 
     return m;
 }
 
+/* The same for the head of another message: `next`, and then one of the words, or the text's end.
+ */
+static enum tool_match begins_next(const struct reasoning_split *r, size_t at,
+                                   const char *const *words, bool final, size_t *n)
+{
+    const char *const next[] = {r->next, NULL};
+    enum tool_match m = begins(r, at, next, final, n);
+    if (m == MATCH_YES && at + *n == r->held.n_bytes) {
+        return final ? MATCH_YES : MATCH_MAYBE;
+    }
+    if (m == MATCH_YES) {
+        size_t n_word;
+        m = begins(r, at + *n, words, final, &n_word);
+        *n += n_word;
+    }
+    return m;
+}
+
 static size_t spaces(struct reasoning_split *r)
 {
     while (r->n_blank < r->held.n_bytes && is_space(r->held.data[r->n_blank])) {
@@ -329,8 +352,8 @@ static void consume(struct reasoning_split *r, size_t n_bytes)
     r->n_blank = 0;
 }
 
-/* Skips the marker that opens the answer, if it is at position `at`. False while that is undecided.
- */
+/* Skips the marker that opens the answer or more reasoning, if it is at position `at`. False while
+ * that is undecided. */
 static bool at_answer(struct reasoning_split *r, size_t at, bool final)
 {
     size_t n;
@@ -339,6 +362,15 @@ static bool at_answer(struct reasoning_split *r, size_t at, bool final)
         consume(r, at + n);
         r->state = REST;
         return true;
+    }
+    if (m == MATCH_NO && r->next) {
+        m = begins(r, at, kinds[r->kind].marks.opens, final, &n);
+        if (m == MATCH_YES) {
+            consume(r, at + n);
+            r->is_inside = true;
+            r->state = OPENED;
+            return true;
+        }
     }
     if (m == MATCH_NO) {
         m = begins(r, at, kinds[r->kind].marks.answer_opens, final, &n);
@@ -408,10 +440,27 @@ static bool up_to(struct reasoning_split *r, const char *const *words, const cha
     return m == MATCH_YES;
 }
 
+/* Where messages follow each other, a closing marker is the end of one and the beginning of the
+ * next. Drops the former if the text ends there. */
+static void drop_end(struct reasoning_split *r)
+{
+    const char *close = kinds[r->kind].marks.closes[0];
+    const size_t n_end = strlen(close) - strlen(r->next);
+    const char *found =
+        r->held.n_bytes > 0 ? memmem(r->held.data, r->held.n_bytes, close, n_end) : NULL;
+    if (found) {
+        r->held.n_bytes = (size_t)(found - r->held.data);
+        r->n_blank = lesser(r->n_blank, r->held.n_bytes);
+    }
+}
+
 /* Reasoning ends at its close marker, or where a call begins. */
 static bool inside(struct reasoning_split *r, bool final)
 {
     size_t n;
+    if (final && r->next) {
+        drop_end(r);
+    }
     if (!up_to(r, kinds[r->kind].marks.closes, r->enders, r->sink.on_reasoning, final, &n)) {
         return false;
     }
@@ -456,6 +505,38 @@ static bool closed(struct reasoning_split *r, bool final)
     return at_answer(r, 0, final);
 }
 
+/* Text that is neither reasoning nor an answer with markers, such as calls. Where messages follow
+ * each other, it ends at the head of one that has either; in a call such a head is data. */
+static bool rest(struct reasoning_split *r, bool final)
+{
+    const struct reasoning_marks *marks = &kinds[r->kind].marks;
+    enum tool_match thinks = MATCH_NO, answers = MATCH_NO;
+    size_t i = r->next ? 0 : r->held.n_bytes, n = 0;
+    for (; i < r->held.n_bytes; i++) {
+        thinks = begins_next(r, i, marks->opens, final, &n);
+        if (thinks != MATCH_YES) {
+            answers = begins_next(r, i, marks->answer_opens, final, &n);
+        }
+        if (thinks != MATCH_NO || answers != MATCH_NO) {
+            break;
+        }
+    }
+    put_rest(r, r->held.data, i);
+    consume(r, i);
+    if (thinks != MATCH_YES && answers != MATCH_YES) {
+        return false;
+    }
+    if (r->in_call && *r->in_call) {
+        put_rest(r, r->held.data, n);
+    } else {
+        r->is_inside = thinks == MATCH_YES;
+        r->in_answer = !r->is_inside;
+        r->state = r->is_inside ? OPENED : CLOSED;
+    }
+    consume(r, n);
+    return true;
+}
+
 /* One transition. True if the held text may allow another. */
 static bool step(struct reasoning_split *r, bool final)
 {
@@ -465,17 +546,14 @@ static bool step(struct reasoning_split *r, bool final)
     case INSIDE: return inside(r, final);
     case CLOSED: return closed(r, final);
     case ANSWER: return in_answer(r, final);
-    default:
-        put_rest(r, r->held.data, r->held.n_bytes);
-        consume(r, r->held.n_bytes);
-        return false;
+    default: return rest(r, final);
     }
 }
 
 /* Once the answer has begun, text passes through without being copied. */
 void reasoning_split_text(struct reasoning_split *r, const char *text, size_t n_bytes, bool final)
 {
-    if (r->state == REST && r->held.n_bytes == 0) {
+    if (r->state == REST && r->held.n_bytes == 0 && !r->next) {
         put_rest(r, text, n_bytes);
         return;
     }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Splits a model's text into reasoning, which comes first and is enclosed in two markers, and the
- * rest. Text is fed in pieces of any size; the concatenated output does not depend on the pieces.
+ * rest. If the format has messages, reasoning may come again in a later one. Text is fed in pieces
+ * of any size; the concatenated output does not depend on the pieces.
  * Thread: one owner per split; the table of kinds is constant. */
 #ifndef SLUICE_SERVER_CHAT_REASONING_H
 #define SLUICE_SERVER_CHAT_REASONING_H
@@ -35,7 +36,8 @@ enum reasoning_kind {
     "apertus|apriel|cohere_command3|cohere_command4|deepseek_r1|deepseek_v3|deepseek_v4|"          \
     "ernie45|functionary_v32|gemma4|gigachat35|glm45|glm47|granite|granite_thinking_parser|"       \
     "harmony|holo2|hunyuan_a13b|hy_v3|inkling|kimi_k2|kimi_k3|ling3|mimo|minimax_m2|"              \
-    "minimax_m2_append_think|minimax_m3|mistral|muse|nemotron_v3|olmo3|openai_gptoss|"             \
+    "minimax_m2_append_think|minimax_m3|mistral|muse|muse_glimmer|nemotron_v3|olmo3|openai_"       \
+    "gptoss|"                                                                                      \
     "poolside_v1|qwen3|seed_oss|solar_open|solar_open2|step3|step3p5|think"
 
 /* Looks up a name, or "none". False: it is unknown. */
@@ -86,6 +88,8 @@ struct reasoning_split {
     struct buf held;       // text that may still become a marker
     size_t n_blank;        // leading bytes of `held` known to be white space
     const char *const *enders; // words that end reasoning without being part of it
+    const char *next;          // begins another message; NULL: the format has no messages
+    const bool *in_call;       // true: the text so far ends within a call; may be NULL
     int state;
     bool is_inside; // the last text passed on was reasoning
     bool in_answer;

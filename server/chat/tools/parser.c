@@ -7,7 +7,7 @@
 
 enum { HELD_MAX_BYTES = 64 << 20 }; // far above what max_tokens allows
 
-/* vLLM's names, and "harmony". Models with the same format share a row. */
+/* vLLM's names, "harmony" and SGLang's "muse". Models with the same format share a row. */
 static const struct {
     const char *name;
     const struct tool_parser *parser;
@@ -53,6 +53,7 @@ static const struct {
     {"minimax_m3", &tool_parser_minimax_m3},
     {"mistral", &tool_parser_mistral},
     {"muse", &tool_parser_muse},
+    {"muse_glimmer", &tool_parser_muse},
     {"nemotron_json", &tool_parser_nemotron_json},
     {"olmo3", &tool_parser_olmo3},
     {"openai", &tool_parser_harmony},

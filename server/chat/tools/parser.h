@@ -99,7 +99,8 @@ struct tool_parser {
     "deepseek_v4|dots|ernie45|functiongemma|functionary_v31|functionary_v32|gemma4|gigachat3|"     \
     "gigachat35|glm45|glm47|granite|granite-20b-fc|granite4|harmony|hermes|hunyuan_a13b|"          \
     "hy_v3|inkling|internlm|jamba|kimi_k2|kimi_k3|lfm2|ling3|llama3_json|llama4_json|"             \
-    "llama4_pythonic|longcat|mimo|minicpm5|minimax_m2|minimax_m3|mistral|muse|nemotron_json|"      \
+    "llama4_pythonic|longcat|mimo|minicpm5|minimax_m2|minimax_m3|mistral|muse|muse_glimmer|"       \
+    "nemotron_json|"                                                                               \
     "olmo3|openai|phi4_mini_json|poolside_v1|pythonic|qwen3_coder|qwen3_json|qwen3_xml|"           \
     "seed_oss|solar_open|solar_open2|step3|step3p5|xlam"
 

@@ -184,6 +184,63 @@ TEST(markers_that_are_special_tokens)
                 "|g#:{}");
 }
 
+/* Formats of messages: reasoning may come again after an answer or a call, and so may answers. A
+ * head within a call's arguments is data. */
+TEST(reasoning_comes_again)
+{
+#define SAYS(kind, text) "<|content_" kind "|>" text "<|end_message|>"
+#define THEN "<|message_model|>"
+#define CALLS(args) "<|content_invoke_tool_json|>{\"name\":\"f\",\"args\":" args "}<|end_message|>"
+#define TO(name, text) " to=" name "<|message|>" text
+#define THEN_TO "<|eom|><|start|>assistant"
+#define ATEM_S(text)                                                                               \
+    TO("f", "<atem:function_calls>\n<atem:invoke name=\"f\">\n<atem:parameter name=\"s\">" text    \
+            "</atem:parameter>\n</atem:invoke>\n</atem:function_calls>")
+    static const struct {
+        const char *name, *text, *content, *reasoning, *calls;
+    } cases[] = {
+        {"inkling",
+         SAYS("thinking", "hm") THEN SAYS("text", "yes") THEN SAYS("thinking", " so\n")
+             THEN SAYS("text", ", no"),
+         "yes, no", "hmso", ""},
+        {"inkling", SAYS("thinking", "hm") THEN SAYS("thinking", ", so") THEN SAYS("text", "yes"),
+         "yes", "hm, so", ""},
+        {"inkling", SAYS("text", "a") THEN SAYS("text", "b") THEN, "ab", "", ""},
+        {"inkling", SAYS("text", "a") THEN "<|content_thinking|>hm", "a", "hm", ""},
+        {"inkling", SAYS("text", "a") THEN SAYS("thinking", "hm"), "a", "hm", ""},
+        {"inkling",
+         CALLS("{}") THEN SAYS("thinking", "hm")
+             THEN CALLS("{\"s\":\"" THEN "<|content_thinking|>x\"}"),
+         "", "hm", "|f#:{}|f#:{\"s\":\"" THEN "<|content_thinking|>x\"}"},
+        {"muse",
+         TO("self", "hm") THEN_TO TO("user", "yes") THEN_TO TO("self", " so")
+             THEN_TO TO("user", ", no<|eot|>"),
+         "yes, no", "hmso", ""},
+        {"muse", TO("self", "hm") THEN_TO TO("self", ", so") THEN_TO TO("user", "yes<|eot|>"),
+         "yes", "hm, so", ""},
+        {"muse", TO("user", "yes") THEN_TO TO("self", "hm<|eom|>"), "yes", "hm", ""},
+        {"muse",
+         ATEM_S("<|start|>assistant to=self<|message|>x") THEN_TO TO("self", "hm")
+             THEN_TO TO("user", "yes<|eot|>"),
+         "yes", "hm", "|f#:{\"s\": \"<|start|>assistant to=self<|message|>x\"}"},
+    };
+    struct json *tools = tools_of(TOOLS);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        for (int with = *cases[i].calls != '\0'; with < 2; with++) {
+            struct output_options opt = {.tools = tools};
+            struct fold f;
+            REQUIRE(reasoning_find(cases[i].name, &opt.reasoning));
+            opt.parser = with ? tool_parser_find(cases[i].name) : NULL;
+            check_cuts(&opt, cases[i].text, &f);
+            CHECK_STR(f.content.data, cases[i].content);
+            CHECK_STR(f.reasoning.data, cases[i].reasoning);
+            CHECK_STR(f.calls.data, cases[i].calls);
+            fold_deinit(&f);
+        }
+    }
+    json_free(tools);
+}
+
 /* Muse's <|eot|> ends an answer and the text: the grammar of a turn leaves it out. */
 TEST(grammars_do_not_name_markers_that_end_the_text)
 {
