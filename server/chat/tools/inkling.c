@@ -6,7 +6,7 @@
 
 #include <string.h>
 
-enum state { HEAD, TEXT, CALL, AFTER };
+enum state { HEAD, NAME, TEXT, CALL, AFTER };
 
 static const char message[] = "<|message_model|>", call_open[] = "<|content_invoke_tool_json|>";
 static const char text_open[] = "<|content_text|>", end[] = "<|end_message|>";
@@ -24,34 +24,48 @@ static bool begin_call(struct tool_parse *p)
     return true;
 }
 
+/* What precedes was no head of a call. */
+static bool give_up(struct tool_parse *p)
+{
+    tool_give_up(p);
+    p->state = TEXT;
+    return true;
+}
+
 /* At the start of a message: a call, with or without a name, or text. */
 static bool head(struct tool_parse *p, bool final)
 {
-    const size_t from = p->scan;
-    while (tool_n_held(p) > 0 && is_name(*tool_held(p))) {
-        p->scan++;
+    if (is_name(*tool_held(p))) {
+        p->state = NAME;
+        return true;
     }
     enum tool_match m = tool_match(p, call_open, final);
     if (m == MATCH_YES) {
         p->scan += sizeof call_open - 1;
         return begin_call(p);
     }
-    if (m == MATCH_NO && p->scan == from) {
-        m = tool_match(p, text_open, final);
-        if (m == MATCH_YES) {
-            p->scan += sizeof text_open - 1;
-            tool_commit(p);
-        }
-    }
-    if ((tool_n_held(p) == 0 && !final && m != MATCH_YES) || m == MATCH_MAYBE) {
-        p->scan = from;
-        return false;
-    }
     if (m == MATCH_NO) {
-        tool_give_up(p);
+        m = tool_match(p, text_open, final);
     }
-    p->state = TEXT;
-    return true;
+    if (m == MATCH_YES) {
+        p->scan += sizeof text_open - 1;
+        tool_commit(p);
+    }
+    return m != MATCH_MAYBE && give_up(p);
+}
+
+/* Within or after the name before a call. */
+static bool name(struct tool_parse *p, bool final)
+{
+    while (tool_n_held(p) > 0 && is_name(*tool_held(p))) {
+        p->scan++;
+    }
+    const enum tool_match m = tool_match(p, call_open, final);
+    if (m == MATCH_YES) {
+        p->scan += sizeof call_open - 1;
+        return begin_call(p);
+    }
+    return m != MATCH_MAYBE && give_up(p);
 }
 
 static bool text(struct tool_parse *p, bool final)
@@ -101,6 +115,7 @@ static bool step(struct tool_parse *p, bool final)
 {
     switch (p->state) {
     case HEAD: return tool_n_held(p) > 0 && head(p, final);
+    case NAME: return name(p, final);
     case TEXT: return text(p, final);
     case CALL: return call(p);
     default: return after(p, final);

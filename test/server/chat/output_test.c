@@ -301,8 +301,9 @@ TEST(stop_strings_cut_and_never_leak)
     fold_deinit(&f);
 }
 
-/* Held text, after which only a marker may follow, must not be scanned again for each token. */
-TEST(long_white_space_costs_each_token_the_same)
+/* Held text, after which only a marker may follow, must not be scanned again for each token: white
+ * space, and what may be a name. */
+TEST(long_runs_cost_each_token_the_same)
 {
     enum { N = 100000 };
     struct json *tools = tools_of(TOOLS);
@@ -315,18 +316,18 @@ TEST(long_white_space_costs_each_token_the_same)
         if (strcmp(opt.parser->name, name) != 0) {
             continue; // an alias of another parser
         }
-        for (size_t n_word = 0; n_word < 2; n_word++) { // alone, and after a word
-            for (int k = 0; k < 2; k++) {
-                opt.reasoning = k ? REASONING_THINK : REASONING_NONE;
-                opt.starts_in_reasoning = k;
-                memcpy(text, "x", n_word);
-                memset(text + n_word, '\n', N);
-                strcpy(text + n_word + N, k ? "</think>y" : "y");
-                run(&opt, text, strlen(text), 1, 0, &f);
-                CHECK_EQ(f.content.n_bytes, k ? 1 : n_word + N + 1);
-                CHECK_EQ(f.reasoning.n_bytes, k ? n_word : 0);
-                fold_deinit(&f);
-            }
+        for (int k = 0; k < 8; k++) {
+            const size_t n_word = k & 1; // alone, and after a word
+            const bool thinks = k & 2, named = k & 4;
+            opt.reasoning = thinks ? REASONING_THINK : REASONING_NONE;
+            opt.starts_in_reasoning = thinks;
+            memcpy(text, "x", n_word);
+            memset(text + n_word, named ? 'a' : '\n', N);
+            strcpy(text + n_word + N, thinks ? "</think>y" : "y");
+            run(&opt, text, strlen(text), 1, 0, &f);
+            CHECK_EQ(f.content.n_bytes, thinks ? 1 : n_word + N + 1);
+            CHECK_EQ(f.reasoning.n_bytes, thinks ? n_word + (named ? N : 0) : 0);
+            fold_deinit(&f);
         }
     }
     CHECK((double)(clock() - start) / CLOCKS_PER_SEC < 5); // without that it took minutes
