@@ -76,13 +76,15 @@ static void make_call_id(struct call_choice *ch, const char *name, char *id, siz
     }
 }
 
-/* A call begins. parallel_tool_calls false: later calls of the same answer are skipped. */
+/* A call begins. Calls that the request does not allow are skipped: all of them if tool_choice is
+ * none, those after the first without parallel_tool_calls. */
 static void on_call(void *arg, const char *name, const char *id)
 {
     struct call_choice *ch = arg;
+    const struct request *r = &ch->call->request;
     close_call(ch);
-    ch->is_custom = request_custom_tool(&ch->call->request, name) != NULL;
-    ch->skip_call = ch->n_calls > 0 && !ch->call->request.parallel_tool_calls;
+    ch->is_custom = request_custom_tool(r, name) != NULL;
+    ch->skip_call = r->tool_mode == TOOLS_OFF || (ch->n_calls > 0 && !r->parallel_tool_calls);
     ch->has_call = !ch->skip_call;
     if (ch->has_call) {
         char own[96];

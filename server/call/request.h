@@ -152,7 +152,7 @@ struct scored_text {
 };
 
 enum tool_mode {
-    TOOLS_OFF,  // calls are not parsed
+    TOOLS_OFF,  // no tools, or none may be called: calls are left out
     TOOLS_AUTO, // the answer is text, calls, or both
     TOOLS_MUST, // the answer must be a call
 };

@@ -490,7 +490,8 @@ static bool choose(struct request *r, const char *key, const struct json *v)
     return allow_one(r, key, name_of(v));
 }
 
-/* Selects the output parser, if any tool may be called. */
+/* Selects the output parser. With tool_choice "none" it finds the calls that a model writes
+ * nonetheless, so that they can be left out. */
 static bool use_tools(struct request *r)
 {
     if (r->tool_mode == TOOLS_OFF && r->model->config->exclude_tools_when_tool_choice_none &&
@@ -498,11 +499,7 @@ static bool use_tools(struct request *r)
         r->tools = NULL;
         r->tools_bytes = 0;
     }
-    if (r->tool_mode != TOOLS_OFF) {
-        r->output.parser = r->model->parser;
-    } else {
-        r->output.parser = NULL;
-    }
+    r->output.parser = r->tools_json ? r->model->parser : NULL;
     r->output.tools = r->tools_json;
     return r->error.status == 0;
 }

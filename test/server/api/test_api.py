@@ -74,8 +74,6 @@ def test_tool_calls_and_reasoning_parse(server):
     assert len(m["tool_calls"]) == 1
     m = server.chat(seed=2).json()["choices"][0]
     assert m["finish_reason"] == "stop" and m["message"]["content"].count("<tool_call>") == 2
-    m = server.chat(seed=2, tools=[WEATHER], tool_choice="none").json()["choices"][0]["message"]
-    assert "tool_calls" not in m
     m = server.chat(seed=6, tools=[WEATHER]).json()["choices"][0]
     assert m["finish_reason"] == "stop" and m["message"]["content"] == TEXTS[6]
     m = server.chat(seed=3).json()["choices"][0]["message"]
@@ -84,6 +82,20 @@ def test_tool_calls_and_reasoning_parse(server):
     assert [[i["type"] for i in o] for o in items] == [["reasoning", "message"], ["message"]] and items[0][1]["content"] == items[1][0]["content"]
     m = server.chat(seed=3, include_reasoning=False).json()["choices"][0]["message"]
     assert m["reasoning"] is None and "reasoning_content" not in m and m["content"] == "The answer is 42."
+
+
+def test_calls_are_left_out_if_tool_choice_is_none(server):
+    for seed, text in ((1, "Let me see."), (2, None)):
+        body = {"seed": seed, "tools": [WEATHER], "tool_choice": "none"}
+        (c,) = server.chat(**body).json()["choices"]
+        assert (c["message"]["content"] or None) == text and "tool_calls" not in c["message"] and c["finish_reason"] == "stop"
+        (c,) = fold(server.chat(stream=True, **body).chunks())
+        assert (c["message"]["content"] or None) == text and "tool_calls" not in c["message"] and c["finish"] == "stop"
+        old = {"seed": seed, "functions": [WEATHER["function"]], "function_call": "none"}
+        assert (server.chat(**old).json()["choices"][0]["message"]["content"] or None) == text
+        body = {"seed": seed, "tools": [{"type": "function", **WEATHER["function"]}], "tool_choice": "none", "input": "x"}
+        j = server.post("/v1/responses", body).json()
+        assert [i["content"][0]["text"] for i in j["output"]] == [text or ""] and j["status"] == "completed"
 
 
 def test_stop_strings(server):
