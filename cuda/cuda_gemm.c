@@ -322,6 +322,7 @@ static struct round_args rounding_of(const struct gemm_args *a)
                                .n_in = a->n_in,
                                .group = a->inputs->group,
                                .power_of_two = a->inputs->power_of_two,
+                               .limit = a->inputs->limit,
                                .scale = a->inputs->scale};
 }
 

@@ -143,7 +143,8 @@ static bool is_one_rule(const struct weight_desc *d)
     for (int32_t i = 1; i < d->n_parts; i++) {
         const struct input_rule *other = &d->parts[i].inputs;
         if (other->numbers != rule->numbers || other->group != rule->group ||
-            other->from_row != rule->from_row || other->power_of_two != rule->power_of_two) {
+            other->from_row != rule->from_row || other->power_of_two != rule->power_of_two ||
+            other->limit != rule->limit) {
             return false;
         }
     }

@@ -159,6 +159,7 @@ struct round_args {
     int32_t group;     // number of inputs that share a scale: 128, or 0 for the whole row
     bool power_of_two; // round the scales up to powers of two
     float scale;       // a single scale for all rows; 0: scales are computed from the rows
+    float limit;       // scales are as for inputs of at most this; 0: no limit
     void *numbers;     // [n_rows, n_in], dequantised values; written if codes is NULL
     uint8_t *codes;
     int64_t code_stride;

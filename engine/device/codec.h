@@ -80,7 +80,7 @@ struct weight_codec {
  * `group` of its inputs, counted from the tensor's first input:
  *
  *     E4M3  max|x| / 448, in groups at least 1e-10; with power_of_two rounded up to a power of two;
- *           with `limit` at most limit / 448. Only CPUs apply it
+ *           with `limit` at most limit / 448
  *     I8    max|x| / 127; asymmetric: (max - min) / 255, and the zero is -128 - min / scale
  *     E2M1  `scale` times the E4M3 value nearest to max|x| / 6 / scale; with power_of_two the scale
  *           of MX formats, 2^(e - 2), where e is the exponent of max|x| rounded to one fraction bit

@@ -39,7 +39,7 @@ static enum status read_fp8(const struct json *j, struct quant_rules *rules, str
     return quant_rules_add(rules, RULE_ALL, "", &s, err);
 }
 
-/* Meta's files: a scale per output. CPUs clip inputs above activation_scale_ub. */
+/* Meta's files: a scale per output. Inputs above activation_scale_ub are clipped. */
 static enum status read_fbgemm(const struct json *j, struct quant_rules *rules, struct err *err)
 {
     const float usual = 1200.0f;

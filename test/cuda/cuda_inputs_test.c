@@ -30,6 +30,9 @@ static void round_some(float *x, int32_t n, const struct input_rule *rule)
     for (int32_t i = 0; i < n; i++) {
         largest = greater(fabsf(x[i]), largest);
     }
+    if (rule->limit > 0.0f) {
+        largest = lesser(rule->limit, largest);
+    }
     float scale = rule->from_row ? largest / 448.0f : rule->scale;
     if (rule->power_of_two) {
         scale = exp2f(ceilf(log2f(scale)));
@@ -102,7 +105,7 @@ static void inputs_case(const struct inputs_case *c, enum dtype dtype, bool dete
     pair_close(&p);
 }
 
-/* Stored scales, scales per row, and scales per group of 128. */
+/* Stored scales, scales per row, with a limit that clips inputs, and scales per group of 128. */
 TEST(products_with_rounded_inputs_agree)
 {
     NEED_GPU();
@@ -110,6 +113,7 @@ TEST(products_with_rounded_inputs_agree)
         {0, {.from_row = true}},
         {0, {.scale = 0.01f}},
         {1, {.from_row = true}},
+        {1, {.from_row = true, .limit = 0.5f}},
         {1, {.from_row = true, .power_of_two = true}},
         {2, {.from_row = true, .group = 128}},
         {2, {.from_row = true, .group = 128, .power_of_two = true}},
@@ -152,9 +156,8 @@ static void set_up_pair(struct pair *p)
 
 /* Norms and activations that round their output for the next product. */
 static const struct inputs_case fused_cases[] = {
-    {1, {.from_row = true}},
-    {1, {.scale = 0.01f}},
-    {2, {.from_row = true, .group = 128}},
+    {1, {.from_row = true}}, {1, {.from_row = true, .limit = 0.5f}},
+    {1, {.scale = 0.01f}},   {2, {.from_row = true, .group = 128}},
     {6, {.from_row = true}}, // has no product of codes, so the ops run separately
 };
 
@@ -365,6 +368,7 @@ TEST(experts_with_rounded_inputs_agree)
     static const struct inputs_case powers = {
         2, {.from_row = true, .group = 128, .power_of_two = true}};
     static const struct inputs_case rows = {1, {.from_row = true}}, stored = {0, {.scale = 0.01f}};
+    static const struct inputs_case clipped = {1, {.from_row = true, .limit = 0.05f}};
     static const struct inputs_case plain = {4, {.from_row = true}}; // stored in 16 bits
     const struct experts_case cases[] = {
         {blocks, 1, 4, 2, 256, 384, ACT_SILU, false},
@@ -376,6 +380,7 @@ TEST(experts_with_rounded_inputs_agree)
         {powers, 33, 5, 2, 136, 160, ACT_GELU_TANH, false},
         {rows, 40, 5, 3, 136, 160, ACT_SILU, false},
         {rows, 300, 3, 2, 256, 160, ACT_GPT_OSS, true},
+        {clipped, 40, 5, 3, 136, 160, ACT_SILU, false},
         {stored, 1, 3, 2, 256, 160, ACT_SILU, false},
         {stored, 300, 4, 2, 136, 96, ACT_SILU, false},
         {plain, 20, 4, 2, 136, 52, ACT_SILU, false},

@@ -16,7 +16,7 @@ enum { ROUND_PIECE = 8, ROUND_GROUP = 128 };
 __device__ __forceinline__ float round_scale(const struct round_args &a, float largest)
 {
     const float most = 448.0f, least_of_groups = 1e-10f;
-    float scale = __fdiv_rn(largest, most);
+    float scale = __fdiv_rn(a.limit > 0.0f ? fminf(largest, a.limit) : largest, most);
     scale = a.group > 0 ? fmaxf(scale, least_of_groups) : scale;
     if (a.power_of_two && scale > 0.0f) { // round up to the next power of two
         const uint32_t bits = __float_as_uint(scale);

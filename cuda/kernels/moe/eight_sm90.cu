@@ -369,6 +369,7 @@ static cudaError_t products(cudaStream_t stream, const struct moe_ffn_args *a,
     up.n_bands = a->ffn / HALF;
     up.codes.group = r->down.rule->group;
     up.codes.power_of_two = r->down.rule->power_of_two;
+    up.codes.limit = r->down.rule->limit;
     up.codes.codes = (uint8_t *)s.sorted.act;
     up.codes.code_stride = a->ffn;
     up.codes.scales = s.act_scales;
@@ -399,6 +400,7 @@ static cudaError_t round_rows(cudaStream_t stream, const struct moe_ffn_args *a,
     round.n_in = hidden;
     round.group = rule->group;
     round.power_of_two = rule->power_of_two;
+    round.limit = rule->limit;
     round.codes = s.x;
     round.code_stride = hidden;
     round.scales = s.x_scales;

@@ -72,6 +72,7 @@ static cudaError_t by_rows(cudaStream_t stream, const struct input_rule *rule, s
     round.n_in = width;
     round.group = rule->group;
     round.power_of_two = rule->power_of_two;
+    round.limit = rule->limit;
     round.numbers = to;
     return round_inputs(stream, &round);
 }
