@@ -105,15 +105,18 @@ static const char *stack_with_scales(const struct loader *l, int32_t layer, cons
 }
 
 /* Whether the tensors of all experts are transposed. That is the family's choice, except that
- * transformers 5 does not save Qwen3-VL as released. Gate and up together, or down, may be square,
- * but not both; the other one tells. NULL: no such tensor. */
+ * transformers 5 does not save Qwen3-VL as released. Gate and up together, or down, may be square
+ * as they are stored, where inputs may be packed, but not both; the other one tells. NULL: no such
+ * tensor. */
 static bool are_turned(const struct loader *l, const char *gate_up, const char *down)
 {
     const enum experts_form form = l->c->names->experts_form;
     const int64_t hidden = width_of_experts(l->c), ffn = l->c->moe_ffn;
-    const bool by_down = 2 * ffn == hidden;
-    const char *name = by_down ? down : gate_up;
-    const struct checkpoint_tensor *t = name ? part_raw(l, name) : NULL;
+    const struct checkpoint_tensor *t = gate_up ? part_raw(l, gate_up) : NULL;
+    const bool by_down = !t || (t->n_dims == 3 && t->dims[1] == t->dims[2]);
+    if (by_down) {
+        t = down ? part_raw(l, down) : NULL;
+    }
     if (form != EXPERTS_COLUMNS || !t || t->n_dims != 3) {
         return form != EXPERTS_ROWS;
     }

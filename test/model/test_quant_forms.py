@@ -258,9 +258,9 @@ def nvfp4_stack(w):
             "_weight_scale_2": numpy.array(whole), "_input_scale": numpy.array(F32(0.01))}, values
 
 
-def stack_each(tmp_path, family, pack, **config):
+def stack_each(tmp_path, family, pack, source=None, **config):
     """Like pack_each, for tensors of all experts, which have the inputs before the outputs."""
-    source = os.path.join(golden.FAMILIES if family == "llama-4" else golden.GOLDEN, family)
+    source = source or os.path.join(golden.FAMILIES if family == "llama-4" else golden.GOLDEN, family)
     c, twin = Forms(tmp_path / "packed", source), Forms(tmp_path / "twin", source)
     found = [name for name in c.header if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]
     assert found
@@ -277,6 +277,19 @@ def stack_each(tmp_path, family, pack, **config):
 def test_nvfp4_experts_in_one_tensor(family, tmp_path):
     config = {"quant_method": "modelopt", "quant_algo": "NVFP4", "exclude_modules": ["*self_attn*", "lm_head", "*router*"]}
     check_same(*stack_each(tmp_path, family, lambda name, w: nvfp4_stack(w), **config))
+
+
+def test_nvfp4_experts_whose_packed_tensor_is_square(tmp_path):
+    """Two inputs in a byte: [experts, hidden / 2, 2 * ffn] does not tell what it has first if the hidden size is 4 * ffn."""
+    c = Forms(tmp_path / "narrow", os.path.join(golden.FAMILIES, "llama-4"))
+    ffn = c.config["text_config"]["hidden_size"] // 4
+    for name in [n for n in c.header if "feed_forward.experts" in n or "shared_expert" in n]:
+        w = c.values(name)
+        axis = w.ndim - 1 if ("down" in name) == (w.ndim == 2) else w.ndim - 2
+        c.put(name, heads.as_bf16(w.take(range(ffn * (2 if "gate_up" in name else 1)), axis)), "BF16")
+    c.config["text_config"]["intermediate_size"] = ffn
+    config = {"quant_method": "modelopt", "quant_algo": "NVFP4", "exclude_modules": ["*self_attn*", "lm_head", "*router*"]}
+    check_same(*stack_each(tmp_path, "llama-4", lambda name, w: nvfp4_stack(w), c.save(), **config))
 
 
 @pytest.mark.parametrize("family", ["llama-4", "gpt-oss"])
