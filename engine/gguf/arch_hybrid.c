@@ -2,6 +2,7 @@
 /* Architectures some of whose layers have a state instead of attention: these have no key/value
  * heads in the file's list. */
 #include "engine/base/optional.h"
+#include "engine/gguf/make.h"
 #include "engine/gguf/maker.h"
 
 #include <math.h>
@@ -14,7 +15,7 @@ enum status maker_of_some_layers(const struct maker *m, const char *key, double 
     double layers, here;
     *out = 0;
     TRY(maker_need_number(m, "block_count", &layers));
-    for (size_t i = 0; i < MOST_LAYERS && (double)i < layers; i++) {
+    for (size_t i = 0; i < MOST_LAYERS && i < (size_t)layers; i++) {
         if (!maker_number_at(m, key, i, &here)) {
             return err_set(m->err, ERR_FORMAT, "%s.%s has no number for layer %zu", m->arch->name,
                            key, i);
@@ -132,11 +133,10 @@ static char nemotron_letter(const struct maker *m, size_t layer)
  * first layer with a state. */
 static enum status put_pattern(const struct maker *m, size_t *first)
 {
-    double layers;
+    int32_t layers, drafts;
     bool found = false;
     const struct gguf_tensor *up = NULL;
-    TRY(maker_need_number(m, "block_count", &layers));
-    layers -= maker_number_or(m, "nextn_predict_layers", 0);
+    TRY(gguf_count_layers(m->g, &layers, &drafts, m->err));
     buf_puts(m->out, "\"hybrid_override_pattern\":\"");
     for (size_t i = 0; i < MOST_LAYERS && (double)i < layers; i++) {
         const char letter = nemotron_letter(m, i);

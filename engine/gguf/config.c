@@ -154,13 +154,12 @@ static enum status put_sizes(const struct maker *m)
     return OK;
 }
 
-/* Layers that only draft are counted, but are not layers of the model. */
+/* Layers that only draft are not layers of the model. */
 static enum status put_layers(const struct maker *m)
 {
-    double layers;
-    TRY(maker_need_number(m, "block_count", &layers));
-    maker_put_number(m, "num_hidden_layers",
-                     layers - maker_number_or(m, "nextn_predict_layers", 0));
+    int32_t layers, drafts;
+    TRY(gguf_count_layers(m->g, &layers, &drafts, m->err));
+    maker_put_number(m, "num_hidden_layers", layers);
     return OK;
 }
 

@@ -17,6 +17,9 @@ enum status gguf_make_generation(const struct gguf *g, struct buf *out, struct e
 
 /* Hugging Face's name of the family (config.json's model_type). */
 enum status gguf_model_type(const struct gguf *g, const char **out, struct err *err);
+/* The number of layers of the model, and of those after them, which only draft. */
+enum status gguf_count_layers(const struct gguf *g, int32_t *layers, int32_t *drafts,
+                              struct err *err);
 
 /* ---- private to engine/gguf ---- */
 

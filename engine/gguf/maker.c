@@ -2,6 +2,7 @@
 #include "engine/gguf/maker.h"
 
 #include "engine/base/optional.h"
+#include "engine/gguf/make.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -124,4 +125,39 @@ enum status maker_put_all(const struct maker *m, const struct rename *rows)
 bool maker_has_tensor(const struct maker *m, const char *name)
 {
     return gguf_find_tensor(m->g, name) != NULL;
+}
+
+/* *out: a number of layers, or what an absent key means; negative: it is required. */
+static enum status count(const struct gguf *g, const char *arch, const char *key, double *out,
+                         struct err *err)
+{
+    char full[96];
+    snprintf(full, sizeof full, "%s.%s", arch, key);
+    if (!gguf_get(g, full) && *out < 0.0) {
+        return err_set(err, ERR_FORMAT, "the key %s is missing", full);
+    }
+    if (gguf_get(g, full) && !gguf_get_number(g, full, out)) {
+        return err_set(err, ERR_FORMAT, "%s is not a number", full);
+    }
+    if (!(*out >= 0.0) || *out > INT32_MAX || *out != floor(*out)) {
+        return err_set(err, ERR_FORMAT, "%s is %g, which is not a number of layers", full, *out);
+    }
+    return OK;
+}
+
+enum status gguf_count_layers(const struct gguf *g, int32_t *layers, int32_t *drafts,
+                              struct err *err)
+{
+    char arch[GGUF_ARCH_BYTES];
+    double all = -1.0, last = 0.0;
+    TRY(gguf_architecture(g, arch, err));
+    TRY(count(g, arch, "block_count", &all, err));
+    TRY(count(g, arch, "nextn_predict_layers", &last, err));
+    if (all <= last) {
+        return err_set(err, ERR_FORMAT, "%s.block_count leaves no layers besides %g that draft",
+                       arch, last);
+    }
+    *layers = (int32_t)(all - last);
+    *drafts = (int32_t)last;
+    return OK;
 }

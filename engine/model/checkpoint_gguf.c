@@ -290,20 +290,6 @@ static enum status take(struct list *list, const struct gguf_tensor *g,
     return OK;
 }
 
-/* The number of layers, without those that only draft. */
-static int32_t count_layers(const struct gguf *g, const char *arch)
-{
-    char key[GGUF_ARCH_BYTES + 32];
-    int64_t all = MAX_LAYERS, drafts = 0;
-    snprintf(key, sizeof key, "%s.nextn_predict_layers", arch);
-    if (!gguf_get_int(g, key, &drafts) || drafts <= 0) {
-        return MAX_LAYERS;
-    }
-    snprintf(key, sizeof key, "%s.block_count", arch);
-    gguf_get_int(g, key, &all);
-    return (int32_t)(all > MAX_LAYERS || drafts > all ? MAX_LAYERS : all - drafts);
-}
-
 /* GGUF's names are replaced by those of a Hugging Face checkpoint, so that the loader needs only
  * one set of names. */
 enum status checkpoint_gguf_read(const struct gguf *g, struct checkpoint_tensor **out, size_t *n,
@@ -312,9 +298,13 @@ enum status checkpoint_gguf_read(const struct gguf *g, struct checkpoint_tensor 
     char arch[GGUF_ARCH_BYTES];
     const char *model_type;
     struct list list = {0};
+    int32_t n_layers, drafts;
     enum status st = gguf_architecture(g, arch, err);
     if (st == OK) {
         st = gguf_model_type(g, &model_type, err);
+    }
+    if (st == OK) {
+        st = gguf_count_layers(g, &n_layers, &drafts, err);
     }
     if (st != OK) {
         *out = NULL;
@@ -322,7 +312,9 @@ enum status checkpoint_gguf_read(const struct gguf *g, struct checkpoint_tensor 
         return err_prefix(err, st, "%.200s", gguf_path(g));
     }
     const struct family *family = family_find(model_type);
-    const int32_t n_layers = count_layers(g, arch);
+    if (drafts == 0) {
+        n_layers = MAX_LAYERS; // layers that the key does not count are errors
+    }
     for (size_t i = 0; i < gguf_n_tensors(g) && st == OK; i++) {
         st = take(&list, gguf_tensor_at(g, i), family->names, arch, n_layers, err);
     }

@@ -45,7 +45,7 @@ def test_models_with_delta_nets(family, tmp_path, monkeypatch):
     arch, layers = next((name.split(".")[0], v) for name, _, v in w.keys if name.endswith(".block_count"))
     w.keys = [k for k in w.keys if not k[0].endswith(".block_count")]
     w.key(arch + ".block_count", U32, layers + 1)
-    w.key(arch + ".nextn_predict_layers", U32, 1)
+    w.key(arch + ".nextn_predict_layers", *((F32, 1.0) if family == "qwen3.5" else (U32, 1)))
     w.key(arch + ".rope.dimension_sections", [I32], [2, 1, 1, 0])
     w.tensor("blk.%d.nextn.eh_proj.weight" % layers, "F32", (64, 128), bytes(64 * 128 * 4))
     w.write(path)
@@ -300,6 +300,10 @@ def refused(path, *words):
     ([("qwen3.attention.clamp_kqv", F32, 8.0)], ["qwen3.attention.clamp_kqv is 8, which is not supported"]),
     ([("qwen3.attention.causal", BOOL, False)], ["attention to later tokens is not supported"]),
     ([("qwen3.block_count", STRING, "two")], ["qwen3.block_count is not a number"]),
+    ([("qwen3.block_count", None, None)], ["the key qwen3.block_count is missing"]),
+    ([("qwen3.block_count", F32, 1.5)], ["qwen3.block_count is 1.5, which is not a number of layers"]),
+    ([("qwen3.nextn_predict_layers", I32, -1)], ["qwen3.nextn_predict_layers is -1, which is not a number of layers"]),
+    ([("qwen3.nextn_predict_layers", U32, 2)], ["qwen3.block_count leaves no layers besides 2 that draft"]),
     ([("qwen3.attention.head_count", [U32], [4, 2])], ["differs from layer to layer"]),
     ([("qwen3.attention.head_count", U32, 0)], ["head_count is 0"]),
     ([("qwen3.embedding_length", None, None)], ["the key qwen3.embedding_length is missing"]),
