@@ -229,8 +229,6 @@ static bool has(const struct taken *t, const char *part)
     return t->answer.data && memmem(t->answer.data, t->answer.n_bytes, part, strlen(part));
 }
 
-/* ---- tests ----------------------------------------------------------------------------------- */
-
 /* Probes are answered between the pieces. */
 TEST(many_ends_at_once_are_taken_in_pieces)
 {
@@ -508,11 +506,10 @@ TEST(a_deadline_ends_a_call_once)
     close_server();
 }
 
-/* ---- stored answers ----------------------------------------------------------------------
- */
+/* ---- work on the pool ------------------------------------------------------------------------ */
 
 /* A pool that runs its jobs when the test says so. */
-static struct {
+static struct job {
     void (*work)(void *arg);
     void (*done)(void *arg);
     void *arg;
@@ -524,10 +521,10 @@ static void run_later(struct call_server *s, void (*work)(void *arg), void (*don
 {
     (void)s;
     REQUIRE(n_jobs < 4);
-    jobs[n_jobs].work = work;
-    jobs[n_jobs].done = done;
-    jobs[n_jobs++].arg = arg;
+    jobs[n_jobs++] = (struct job){work, done, arg};
 }
+
+static const struct call_host pool_host = {.run = run_later, .set_deadline = set_deadline};
 
 static void run_jobs(void)
 {
@@ -543,8 +540,7 @@ static bool is_kept(struct store *store, const char *owner)
 {
     struct stored_response r;
     enum status st;
-    struct err err = {""};
-    bool found = store_response_find(store, owner, "resp_line-1", &r, &st, &err);
+    bool found = store_response_find(store, owner, "resp_line-1", &r, &st, NULL);
     stored_response_deinit(&r);
     return found;
 }
@@ -554,12 +550,10 @@ static bool is_kept(struct store *store, const char *owner)
  * client has left, since a later turn may refer to it. */
 TEST(a_response_is_stored_before_its_end_is_sent_even_without_a_client)
 {
-    static const struct call_host pool_host = {.run = run_later, .set_deadline = set_deadline};
     static const char body[] = "{\"input\":\"hello\",\"max_output_tokens\":4}";
     const struct store_options o = {.max_bytes = 16 << 20, .max_file_bytes = 1 << 20};
-    struct err err = {""};
     struct store *store;
-    REQUIRE(store_open(&o, &store, &err) == OK);
+    REQUIRE(store_open(&o, &store, NULL) == OK);
     REQUIRE(open_server(0, false));
     server.host = &pool_host;
     server.store = store;
@@ -580,18 +574,23 @@ TEST(a_response_is_stored_before_its_end_is_sent_even_without_a_client)
         CHECK_EQ(has(&t, "\"store\":true"), !leaves);
         buf_deinit(&t.answer);
     }
-    struct taken v; // vectors are written on the pool, too
-    take(&v, &line_sink, KIND_EMBEDDINGS, "{\"input\":[5,6,7]}");
-    run_jobs();
-    turns(40);
-    CHECK(n_jobs == 1 && v.n_over == 0);
-    run_jobs();
-    CHECK(v.n_over == 1 && has(&v, "\"embedding\":["));
-    buf_deinit(&v.answer);
-    server.host = &host;
-    server.store = NULL;
     close_server();
     store_close(store);
+}
+
+TEST(vectors_are_written_on_the_pool)
+{
+    struct taken t;
+    REQUIRE(open_server(0, false));
+    server.host = &pool_host;
+    take(&t, &line_sink, KIND_EMBEDDINGS, "{\"input\":[5,6,7]}");
+    run_jobs();
+    turns(40);
+    CHECK(n_jobs == 1 && t.n_over == 0);
+    run_jobs();
+    CHECK(t.n_over == 1 && has(&t, "\"embedding\":["));
+    buf_deinit(&t.answer);
+    close_server();
 }
 
 int main(int argc, char **argv)
