@@ -128,7 +128,8 @@ static enum status setup_rank(struct rank *r, void *arg)
     struct engine *e = arg;
     const struct scheduler_limits *l = &e->scheduler.limits;
     const struct backend_ops *ops = r->be->ops;
-    struct backend_limits limits = {.max_rows = l->max_rows,
+    const int32_t max_rows = engine_buffer_rows(e);
+    struct backend_limits limits = {.max_rows = max_rows,
                                     .max_out_rows = l->max_out,
                                     .max_lanes = l->max_lanes,
                                     .max_len = l->max_len + MAX_TREE_NODES,
@@ -157,9 +158,9 @@ static enum status setup_rank(struct rank *r, void *arg)
     if (r->target.shard.head_sharded) {
         TRY(ops->alloc(r->be, (size_t)l->max_out * (size_t)local.stride * 4, &local.mem));
     }
-    enum status st = model_setup(&r->target, l->max_rows, l->max_out, logits, local);
+    enum status st = model_setup(&r->target, max_rows, l->max_out, logits, local);
     for (int32_t i = 0; i < e->spec.options.n_models && st == OK; i++) {
-        st = model_setup(&r->draft[i], l->max_rows, l->max_out, logits, local);
+        st = model_setup(&r->draft[i], max_rows, l->max_out, logits, local);
     }
     if (st != OK) {
         return err_set(&r->err, st, "no memory for activations");

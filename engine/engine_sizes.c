@@ -91,13 +91,19 @@ static enum status ask_free(struct rank *r, void *arg)
     return OK;
 }
 
+int32_t engine_buffer_rows(const struct engine *e)
+{
+    enum { MULTIPLE = 16 };
+    return (e->info.max_rows + MULTIPLE - 1) / MULTIPLE * MULTIPLE;
+}
+
 /* The maximum number of rows with logits in a pass: one per sequence, and one per draft. */
 static int32_t max_out_of(const struct engine *e)
 {
     const struct engine_info *info = &e->info;
     int32_t n = greater(info->max_num_seqs, 64);
     n += spec_max_drafts(&e->spec, info->max_num_seqs);
-    return lesser(n, info->max_rows);
+    return lesser(n, engine_buffer_rows(e));
 }
 
 /* Rank 0's facts, but with the free memory of the rank that has the least. */
@@ -130,12 +136,12 @@ static enum status activation_bytes(struct engine *e, const struct backend_facts
 {
     struct rank *r = &e->ranks.rank[0];
     const struct engine_info *info = &e->info;
-    int32_t max_out = max_out_of(e);
+    int32_t max_out = max_out_of(e), max_rows = engine_buffer_rows(e);
     size_t logits = (size_t)e->config.vocab * 4, target_block;
     TRY(set_bytes(e, &r->target, &target_block));
-    *out = model_setup_bytes(&r->target, info->max_rows, max_out) + logits * (size_t)max_out;
+    *out = model_setup_bytes(&r->target, max_rows, max_out) + logits * (size_t)max_out;
     for (int32_t i = 0; i < e->spec.options.n_models; i++) {
-        *out += model_setup_bytes(&r->draft[i], info->max_rows, max_out);
+        *out += model_setup_bytes(&r->draft[i], max_rows, max_out);
     }
     *out += (size_t)path_blocks(e, facts) * target_block;
     e->spec.max_laws = spec_max_laws(&e->spec, info->max_num_seqs);

@@ -113,6 +113,9 @@ bool engine_fit_draft(struct engine *e, int32_t draft);
  * the scheduler and the steps. */
 enum status engine_choose_sizes(struct engine *e, struct err *err);
 void engine_limits(const struct engine *e, struct scheduler_limits *out);
+/* The rows that buffers hold. A device pads the rows of large passes (to a multiple of 16,
+ * cuda_pass.c); the largest pass must not be the one without room for it. */
+int32_t engine_buffer_rows(const struct engine *e);
 struct step_sizes engine_step_sizes(const struct engine *e);
 
 /* The value of an option, or its default if it is 0. */

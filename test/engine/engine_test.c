@@ -322,6 +322,18 @@ TEST(siblings_store_the_prompt_once_and_draw_each_their_own)
 }
 
 /* Without mixing, a long prompt would stop others' decoding for its whole duration. */
+TEST(the_largest_pass_has_room_for_padding)
+{
+    struct bed b = {0};
+    struct engine_options o = options_of(&b, 4, 200);
+    o.max_num_seqs = 4;
+    o.max_num_batched_tokens = 61;
+    REQUIRE(start(&b, &o));
+    CHECK_EQ(b.e->scheduler.limits.max_rows, 61);
+    CHECK_EQ(b.e->ranks.rank[0].target.max_rows, 64);
+    stop(&b);
+}
+
 TEST(prompt_chunks_and_decodes_share_steps)
 {
     struct bed b = {0};
