@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from golden import FAMILIES
+from golden import FAMILIES, GOLDEN
 from test_checkpoint import Checkpoint, run, scores
 
 ALTERNATE = ["sliding_attention"] * 3 + ["full_attention"]
@@ -70,6 +70,16 @@ def test_other_spellings_give_the_same_answer(source, values, tmp_path):
 ])
 def test_the_key_changes_the_answer(source, values, tmp_path):
     assert scores(changed(tmp_path / "model", source, values)) != scores(os.path.join(FAMILIES, source))
+
+
+@pytest.mark.parametrize("source", ["gemma", "gemma-2", "gemma-3", "granite", "minimax-m2", "mistral-3", "mistral-small-4"])
+def test_the_epsilon_of_norms_is_that_of_the_config(source, tmp_path):
+    """The stored answers of these families would not tell 1e-6 from 1e-4."""
+    source = os.path.join(FAMILIES if os.path.isdir(os.path.join(FAMILIES, source)) else GOLDEN, source)
+    want = scores(source)
+    assert scores(changed(tmp_path / "same", source, {"rms_norm_eps": 1e-6})) == want
+    for k, other in enumerate((1e-8, 1e-4)):
+        assert scores(changed(tmp_path / str(k), source, {"rms_norm_eps": other})) != want
 
 
 @pytest.mark.parametrize("source", ["ministral-3", "mistral-small-4"])
