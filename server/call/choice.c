@@ -202,13 +202,25 @@ static bool take(struct call_choice *ch, int32_t i)
     return r->output.tok && !output_token(&ch->output, id);
 }
 
+/* True if a stop string cut off the call that was being written. One that is the end of a call does
+ * not. */
+static bool stop_cut_a_call(const struct call_choice *ch)
+{
+    const struct output *o = &ch->output;
+    if (!o->stopped || !o->parse.in_call) {
+        return false;
+    }
+    const struct tool_writing *w = o->parser->writing;
+    return !w || !strstr(or_empty(w->call_end), o->options->stop[o->stop_index]);
+}
+
 /* OpenAI's word for why the sample ended. */
-static const char *reason_of(struct call_choice *ch, int32_t finish)
+static const char *reason_of(struct call_choice *ch, int32_t finish, bool cut)
 {
     if (finish == FINISH_LENGTH) {
         return "length";
     }
-    if (ch->n_calls == 0 || ch->call->request.is_named) { // as in OpenAI's API
+    if (ch->n_calls == 0 || cut || ch->call->request.is_named) { // as in OpenAI's API
         return "stop";
     }
     if (ch->call->request.old_calls) {
@@ -219,8 +231,9 @@ static const char *reason_of(struct call_choice *ch, int32_t finish)
 
 static void end(struct call_choice *ch, int32_t finish)
 {
+    const bool cut = stop_cut_a_call(ch);
     output_finish(&ch->output);
-    ch->finish = reason_of(ch, finish); // a format may keep what is pending for the last chunk
+    ch->finish = reason_of(ch, finish, cut); // a format may keep what is pending for the last chunk
     close_call(ch);
     if (ch->call->request.stream) {
         ch->call->format->finish(ch);

@@ -98,6 +98,19 @@ def test_calls_are_left_out_if_tool_choice_is_none(server):
         assert [i["content"][0]["text"] for i in j["output"]] == [text or ""] and j["status"] == "completed"
 
 
+def test_a_stop_string_that_cuts_a_call_is_the_reason(server):
+    """With "tool_calls" clients would execute the call without the arguments that are missing."""
+    for stop, finish, of_message in (("Paris", "stop", "stop_sequence"), ("</tool_call>", "tool_calls", "tool_use")):
+        body = {"seed": 1, "tools": [WEATHER], "stop": stop}
+        (c,) = server.chat(**body).json()["choices"]
+        assert (c["finish_reason"], c["stop_reason"]) == (finish, stop) and len(c["message"]["tool_calls"]) == 1
+        assert fold(server.chat(stream=True, **body).chunks())[0]["finish"] == finish
+        tool = {"name": "get_weather", "input_schema": WEATHER["function"]["parameters"]}
+        body = {"seed": 1, "tools": [tool], "stop_sequences": [stop], "max_tokens": 99, "messages": [{"role": "user", "content": "x"}]}
+        j = server.post("/v1/messages", body).json()
+        assert j["stop_reason"] == of_message and (j["content"][1]["input"] == {}) == (stop == "Paris")
+
+
 def test_stop_strings(server):
     r = server.complete(seed=4, stop="STOP", max_tokens=50).json()["choices"][0]
     assert (r["text"], r["finish_reason"], r["stop_reason"]) == ("one ", "stop", "STOP")
