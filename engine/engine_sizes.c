@@ -319,6 +319,10 @@ enum status engine_choose_sizes(struct engine *e, struct err *err)
     if (info->max_rows <= info->max_num_seqs) {
         // The first sequence in the order always gets a row.
         info->max_rows = info->max_num_seqs + 1;
+        if (e->options.max_num_batched_tokens > 0) {
+            log_warn("max-num-batched-tokens %d is raised to %d, one more than max-num-seqs",
+                     e->options.max_num_batched_tokens, info->max_rows);
+        }
     }
     const int32_t mixed = engine_option(e->options.max_num_mixed_tokens, mixed_rows(e, &facts));
     info->mixed_rows = lesser(mixed, info->max_rows);

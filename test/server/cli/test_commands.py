@@ -157,6 +157,11 @@ def test_a_port_in_use_is_named():
     assert rc == 1 and "uses port %d: stop it, or choose another port with --port N" % port in err and err.count("\n") == 1
 
 
+def test_a_step_that_is_smaller_than_its_sequences_is_said_to_grow():
+    rc, out, err = run("generate", DEMO, "hello", "--device", "cpu", "--max-tokens", "1", "--max-num-batched-tokens", "7", "--max-num-seqs", "9")
+    assert rc == 0 and "max-num-batched-tokens 7 is raised to 10, one more than max-num-seqs" in err
+
+
 @pytest.mark.parametrize("options, words", [
     (["--kv-cache-memory-bytes", "1MiB", "--max-model-len", "2000"], "give --max-model-len {}, or more memory with --kv-cache-memory-bytes (now 1048576)"),
     (["--kv-cache-memory-bytes", "100"], "kv-cache-memory-bytes is 100: give {} or more"),
