@@ -175,6 +175,9 @@ void engine_turn(struct engine *e)
         engine_commit_step(e);
     }
     engine_explain_broken(e);
+    if (!busy) {
+        requests_deliver(e);
+    }
     requests_take(e, busy ? 0 : patience);
     int64_t now = clock_now_ns();
     requests_expire(e, now);
@@ -187,8 +190,12 @@ void engine_turn(struct engine *e)
     }
     engine_propose(e);
     bool submitted = e->failed == OK && submit_step(e);
+    requests_deliver(e);
     if (e->n_inflight == N_STEPS || (e->n_inflight > 0 && !submitted)) {
         engine_commit_step(e);
+        if (e->n_inflight > 0) { // otherwise the device is idle, and its next step comes first
+            requests_deliver(e);
+        }
     } else if (!submitted && busy) {
         // Nothing fits until some sequence ends, so wait briefly instead of spinning.
         requests_take(e, lesser(patience, NAP_NS));
@@ -263,6 +270,7 @@ void engine_stop_all(struct engine *e)
     while ((r = requests_any(e)) != NULL) {
         requests_end(e, r, -1, FINISH_CANCELLED);
     }
+    requests_deliver(e);
     publish_stats(e);
 }
 

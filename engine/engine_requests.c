@@ -64,9 +64,15 @@ void requests_announce(struct engine *e, struct engine_request *r, bool ended)
         e->outbox.tail = &r->link.next;
     }
     pthread_mutex_unlock(&e->outbox.lock);
-    if (push && was_empty && e->options.wake) {
+    e->has_news |= push && was_empty;
+}
+
+void requests_deliver(struct engine *e)
+{
+    if (e->has_news && e->options.wake) {
         e->options.wake(e->options.callback_arg);
     }
+    e->has_news = false;
 }
 
 void engine_drain(struct engine *e, void (*on_event)(struct engine_request *r, void *arg),

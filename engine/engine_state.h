@@ -84,6 +84,7 @@ struct engine {
     int64_t n_finished[N_FINISH_REASONS], n_corrupted;
     struct broken_row broken;
     enum status failed; // sticky
+    bool has_news;      // the outbox has become non-empty, and nobody has been woken for that
     struct buf wire;    // the step in the form in which it is sent to the other nodes
     pthread_t thread;
     bool thread_runs;
@@ -151,6 +152,8 @@ void requests_expire(struct engine *e, int64_t now_ns);
 /* Adds the request to the outbox, the list of requests with news. After `ended`, the request must
  * not be accessed. */
 void requests_announce(struct engine *e, struct engine_request *r, bool ended);
+/* Calls options.wake if the outbox has become non-empty since the last call. */
+void requests_deliver(struct engine *e);
 void requests_finish(struct engine *e, struct sequence *seq, enum finish_reason reason);
 /* Ends the live sequences of a request; `sample` -1: all of them. */
 void requests_end(struct engine *e, struct engine_request *r, int32_t sample,
