@@ -21,7 +21,7 @@ __device__ __forceinline__ uint32_t transposed(uint32_t x)
 /* The byte offset in a slot of element `dim` of a chunk's row. */
 __device__ __forceinline__ int slot_place(int row, int dim)
 {
-    return (dim >> 6) * FEW_BOX_BYTES + (int)swizzled(row, dim >> 3 & 7);
+    return (dim >> 6) * FEW_PART_BYTES + (int)swizzled(row, dim >> 3 & 7);
 }
 
 /* If any lane's part of the new value has NaN or infinity, replaces that part by zeros and makes
@@ -156,9 +156,9 @@ struct few {
             barrier_expect(&full[to], S::SLOT);
         }
         __syncwarp();
-        if (lane < 2 * S::BOXES) {
-            tensor_load(slots + to * S::SLOT + lane * S::BOX, map, &full[to], lane % S::BOXES * 64,
-                        first_row + (lane < S::BOXES ? 0 : p.v_rows), policy_evict_first());
+        if (lane < 2) {
+            tensor_load_3d(slots + to * S::SLOT + lane * S::BOX, map, &full[to], 0,
+                           first_row + lane * p.v_rows, 0, policy_evict_first());
         }
         ahead.i++;
     }
@@ -298,7 +298,7 @@ struct few {
             }
         }
         if (lane < DIM / 8) {
-            char *v = chunk + S::BOXES * S::BOX;
+            char *v = chunk + S::BOX;
             *reinterpret_cast<uint4 *>(v + slot_place(at, lane * 8)) = value;
             for (int r = at + 1; r < CHUNK; r++) { // the rows after the new key contain garbage
                 *reinterpret_cast<uint4 *>(v + slot_place(r, lane * 8)) = make_uint4(0, 0, 0, 0);
@@ -344,7 +344,7 @@ struct few {
         const uint32_t b0 = transposed(pack<T>(x[0], x[1]));
         const uint32_t b1 = transposed(pack<T>(x[2], x[3]));
         const uint32_t one = pack<T>(1.0f, 1.0f), ones[4] = {one, one, one, one};
-        const char *v = slot + S::BOXES * S::BOX;
+        const char *v = slot + S::BOX;
         const int r = (lane & 7) + (lane >> 4) * 8, half = (lane >> 3 & 1) * 8;
 #pragma unroll
         for (int e = 0; e < 4; e++) {

@@ -112,11 +112,8 @@ template <typename T, int DIM, bool NORM> struct fixed_few : fixed_row<T, DIM, N
                               (chunk * CHUNK & (p.kv.block_tokens - 1)) + (k < n ? 0 : p.v_rows);
         if (lane == 0) {
             barrier_expect(&full[to], S::SLOT);
-#pragma unroll
-            for (int b = 0; b < S::BOXES; b++) {
-                tensor_load(slots + to * S::SLOT + b * S::BOX, map, &full[to], b * 64, first_row,
-                            policy_evict_first());
-            }
+            tensor_load_3d(slots + to * S::SLOT, map, &full[to], 0, first_row, 0,
+                           policy_evict_first());
         }
         ahead.i++;
     }

@@ -27,7 +27,7 @@ enum few_turn { TURN_HALVES, TURN_NEIGHBOURS, TURN_FIRST };
 enum { FIRST_ELEMENTS = 64 };
 
 enum { CHUNK = 16, MAX_CLUSTER = 8, MAX_UNITS = 32, BARRIER_BYTES = 128 };
-enum { FEW_BOX_BYTES = CHUNK * 128 }; // 64 elements of a chunk's keys or values, swizzled
+enum { FEW_PART_BYTES = CHUNK * 128 }; // 64 elements of a chunk's keys or values, swizzled
 
 static constexpr float LOG2E = 1.4426950408889634f;
 
@@ -97,12 +97,15 @@ static inline int few_log_cluster(int n_units, int head_dim, int n_sms)
     return log;
 }
 
-/* The map of chunks of pages. */
+/* The map of pages, in boxes of a chunk's keys or values. A row of a box has 64 elements, so parts
+ * of 64 elements are a dimension. */
 static inline cudaError_t few_map(CUtensorMap *map, const struct few_params &p)
 {
     const uint64_t dim = (uint64_t)p.kv.head_dim_k;
-    return tensor_map_2d(map, p.kv.base, p.kv.dtype == DT_BF16, dim,
-                         (uint64_t)p.kv.n_pages * (uint64_t)p.page_rows, dim * 2, CHUNK);
+    const uint64_t n_rows = (uint64_t)p.kv.n_pages * (uint64_t)p.page_rows;
+    const cuuint64_t dims[3] = {64, n_rows, dim / 64}, strides[2] = {dim * 2, 128};
+    const cuuint32_t box[3] = {64, CHUNK, (cuuint32_t)(dim / 64)};
+    return tensor_map(map, p.kv.base, p.kv.dtype == DT_BF16, 3, dims, strides, box);
 }
 
 template <int DIM, few_way WAY> struct few_shape {
@@ -116,9 +119,8 @@ template <int DIM, few_way WAY> struct few_shape {
     static constexpr int J = DIM / 32;     // vectors of a key per lane
     static constexpr int TILES = DIM / 16; // tiles per value
     static constexpr int LOG_TILES = DIM / 128 + 2;
-    static constexpr int BOX = FEW_BOX_BYTES;
-    static constexpr int BOXES = DIM / 64;
-    static constexpr int SLOT = 2 * BOXES * BOX;
+    static constexpr int BOX = DIM / 64 * FEW_PART_BYTES;
+    static constexpr int SLOT = 2 * BOX; // keys, then values
 
     /* The bytes of the warps' results: values and, per head, the maximum and the sum. */
     __host__ __device__ static int room_bytes(const struct few_params &p)
@@ -142,9 +144,9 @@ template <int DIM> struct several_shape {
     static constexpr int WARPS = LARGE ? 4 : 8, MOST_SLOTS = LARGE ? 3 : 2, SLOTS = LARGE ? 11 : 16;
     static constexpr int TILES = LARGE ? 1 : 2, COLUMNS = 8 * TILES;
     static constexpr int J = DIM / 32, LOG_TILES = DIM / 128 + 2;
-    static constexpr int BOX = FEW_BOX_BYTES, BOXES = DIM / 64, SLOT = 2 * BOXES * BOX;
+    static constexpr int BOX = DIM / 64 * FEW_PART_BYTES, SLOT = 2 * BOX;
     static constexpr int THREADS = WARPS * 32 + 32; // the last warp loads
-    static constexpr int LANES = WARPS * 2 * BOXES; // of the warp that loads
+    static constexpr int LANES = WARPS * 2;         // of the warp that loads
     static constexpr int BARRIERS = 384;            // bytes
 
     __host__ __device__ static int room_bytes(int log_cluster)

@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(several_shape<DIM>::THREADS, 1)
     extern __shared__ __align__(1024) char smem[]; // aligned as the swizzle requires
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, n_blocks = 1 << p.few.log_cluster;
     const bool loads = warp == S::WARPS;
-    const int of = loads ? min(lane / (2 * S::BOXES), S::WARPS - 1) : warp; // whose ring
+    const int of = loads ? min(lane / 2, S::WARPS - 1) : warp; // whose ring
     uint64_t *bar = (uint64_t *)(smem + S::SLOTS * S::SLOT);
     float *room = (float *)((char *)bar + S::BARRIERS);
     several<T, DIM, NORM, TURN> f(p, &map);

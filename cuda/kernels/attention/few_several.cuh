@@ -137,14 +137,14 @@ template <typename T, int DIM, bool NORM, few_turn TURN> struct several {
 
     __device__ __forceinline__ void fetch()
     {
-        const int box = lane % (2 * S::BOXES), chunk = first_chunk + worker + n_fetched * n_workers;
+        const int box = lane % 2, chunk = first_chunk + worker + n_fetched * n_workers;
         const int first_row = (int)page * p.page_rows + kv_head * p.head_rows +
                               (chunk * CHUNK & (p.kv.block_tokens - 1));
         if (box == 0) {
             barrier_expect(&full[slot], S::SLOT);
         }
-        tensor_load(slots + slot * S::SLOT + box * S::BOX, map, &full[slot], box % S::BOXES * 64,
-                    first_row + (box < S::BOXES ? 0 : p.v_rows), policy_evict_first());
+        tensor_load_3d(slots + slot * S::SLOT + box * S::BOX, map, &full[slot], 0,
+                       first_row + box * p.v_rows, 0, policy_evict_first());
         n_fetched++;
         slot = slot + 1 < n_slots ? slot + 1 : 0;
         page = look_up();
@@ -153,7 +153,7 @@ template <typename T, int DIM, bool NORM, few_turn TURN> struct several {
     /* Makes the barriers and fills the rings. */
     __device__ __forceinline__ void begin_loading()
     {
-        if (lane % (2 * S::BOXES) == 0 && lane < S::LANES) {
+        if (lane % 2 == 0 && lane < S::LANES) {
 #pragma unroll 1
             for (int i = 0; i < n_slots; i++) {
                 barrier_init(&full[i], 1);
@@ -260,7 +260,7 @@ template <typename T, int DIM, bool NORM, few_turn TURN> struct several {
     __device__ __forceinline__ void add_new(char *chunk, int first)
     {
         const int r = lane >> 2, at = seq.n_past + r - first;
-        char *v_chunk = chunk + S::BOXES * S::BOX;
+        char *v_chunk = chunk + S::BOX;
         if (r < seq.n_rows && at >= 0 && at < CHUNK) {
             const bool ok = (*broken >> (lane & ~3) & 15) == 0;
             T *to = (T *)p.kv.base + (int64_t)new_page * p.kv.page_stride +
@@ -355,7 +355,7 @@ template <typename T, int DIM, bool NORM, few_turn TURN> struct several {
         for (int n = 0; n < TILES; n++) {
             add_product(sums[n], ones, decay[n], b[n]);
         }
-        const char *v = chunk + S::BOXES * S::BOX;
+        const char *v = chunk + S::BOX;
         const int r = (lane & 7) + (lane >> 4) * 8, half = (lane >> 3 & 1) * 8;
 #pragma unroll
         for (int f = 0; f < DIM / 16; f++) {

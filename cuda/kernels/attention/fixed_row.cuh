@@ -8,14 +8,12 @@
 #include "cuda/kernels/attention/few.cuh"
 
 template <int DIM> struct fixed_row_shape {
-    static constexpr int J = DIM / 32;     // vectors of a head per lane
-    static constexpr int TILES = DIM / 16; // tiles per value, and steps of a score
-    static constexpr int BOX = FEW_BOX_BYTES;
-    static constexpr int BOXES = DIM / 64;
-    static constexpr int SLOT = BOXES * BOX; // a chunk's keys or its values
+    static constexpr int J = DIM / 32;                     // vectors of a head per lane
+    static constexpr int TILES = DIM / 16;                 // tiles per value, and steps of a score
+    static constexpr int SLOT = DIM / 64 * FEW_PART_BYTES; // a chunk's keys or its values
     // Number of chunks in a tile, whose keys share a maximum, and in a run, which is summed
     // separately.
-    static constexpr int TILE = shape<BOXES>::KEYS / CHUNK;
+    static constexpr int TILE = shape<DIM / 64>::KEYS / CHUNK;
     static constexpr int RUN = ATTENTION_FIXED_SPLIT / CHUNK;
 };
 
@@ -274,7 +272,7 @@ template <typename T, int DIM, bool NORM> struct fixed_row {
 #pragma unroll
         for (int i = 0; i < TILES; i++) {
             uint32_t a[4];
-            ldmatrix_x4(a, from + (i >> 2) * S::BOX + (swizzle ^ (i & 3) << 5));
+            ldmatrix_x4(a, from + (i >> 2) * FEW_PART_BYTES + (swizzle ^ (i & 3) << 5));
             mma_16x8x16(s, a, operand(2 * i), operand(2 * i + 1), T());
         }
         const int key = chunk * CHUNK + (lane >> 2);

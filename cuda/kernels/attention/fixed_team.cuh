@@ -56,11 +56,7 @@ template <typename T, int DIM, bool NORM> struct fixed_team : fixed_row<T, DIM, 
         const int row = page * p.page_rows + R::kv_head * p.head_rows +
                         (chunk * CHUNK & (p.kv.block_tokens - 1)) + (k < n ? 0 : p.v_rows);
         barrier_expect(&full[slot], S::SLOT);
-#pragma unroll
-        for (int b = 0; b < S::BOXES; b++) {
-            tensor_load(slots + slot * S::SLOT + b * S::BOX, map, &full[slot], b * 64, row,
-                        policy_evict_first());
-        }
+        tensor_load_3d(slots + slot * S::SLOT, map, &full[slot], 0, row, 0, policy_evict_first());
     }
 
     /* Refills the slots of the keys (or of the values) of the tile at `start`, which all warps have
