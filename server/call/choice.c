@@ -232,6 +232,7 @@ static const char *reason_of(struct call_choice *ch, int32_t finish, bool cut)
 static void end(struct call_choice *ch, int32_t finish)
 {
     const bool cut = stop_cut_a_call(ch);
+    ch->output.cut = cut || finish == FINISH_LENGTH;
     output_finish(&ch->output);
     ch->finish = reason_of(ch, finish, cut); // a format may keep what is pending for the last chunk
     close_call(ch);

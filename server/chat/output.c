@@ -209,6 +209,7 @@ bool output_token(struct output *o, int32_t id)
 /* Text that was held back becomes content, since no more text follows. */
 void output_finish(struct output *o)
 {
+    o->parse.cut = o->cut;
     if (!o->stopped && o->options->tok) {
         size_t before = o->text.n_bytes;
         detok_flush(&o->detok, &o->text);

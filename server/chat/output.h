@@ -51,6 +51,7 @@ struct output {
     struct tool_parse parse;
     size_t n_bytes; // length of the whole text so far, before stop strings cut it
     int32_t n_reasoning_tokens;
+    bool cut;       // set by the caller before output_finish if the text does not end by itself
     bool stopped;   // a stop string was found
     int stop_index; // its index in options.stop
 };

@@ -132,7 +132,7 @@ void tool_arguments(struct tool_parse *p, const char *text, size_t n_bytes)
 
 void tool_end(struct tool_parse *p)
 {
-    if (p->n_parameters == 0) {
+    if (p->n_parameters == 0 && !p->cut) {
         p->sink.on_arguments(p->sink.arg, "{}", 2);
     }
     p->in_call = false;

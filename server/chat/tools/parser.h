@@ -59,6 +59,7 @@ struct tool_parse {
                      // white space
     int state, n_calls, n_parameters;
     bool in_call; // a call has begun and not ended
+    bool cut;     // the text was cut off: a call that has no arguments may lack them
     int depth;    // nesting of brackets, in parsers that count them
     char quote;
     bool escape;

@@ -111,6 +111,22 @@ def test_a_stop_string_that_cuts_a_call_is_the_reason(server):
         assert j["stop_reason"] == of_message and (j["content"][1]["input"] == {}) == (stop == "Paris")
 
 
+def test_a_call_without_the_arguments_that_were_cut_off(server):
+    """They are no empty object, with which a client could execute the call; Messages requires one."""
+    for n in (16, 18):
+        body = {"seed": 1, "tools": [WEATHER], "max_tokens": n}
+        for c in server.chat(**body).json()["choices"] + fold(server.chat(stream=True, **body).chunks()):
+            assert c["message"]["tool_calls"][0]["function"] == {"name": "get_weather", "arguments": ""}
+            assert c.get("finish_reason", c.get("finish")) == "length"
+        body = {"seed": 1, "input": "x", "tools": [{"type": "function", **WEATHER["function"]}], "max_output_tokens": n}
+        item = server.post("/v1/responses", body).json()["output"][1]
+        assert (item["type"], item["status"], item["arguments"]) == ("function_call", "incomplete", "")
+        chat = {"messages": [{"role": "user", "content": "x"}], "tools": [WEATHER], "stream": False, "options": {"num_predict": n, "seed": 1}}
+        assert server.post("/api/chat", chat).json()["message"]["tool_calls"][0]["function"]["arguments"] == {}
+    (call,) = server.chat(seed=5, tools=[WEATHER]).json()["choices"][0]["message"]["tool_calls"]
+    assert call["function"]["arguments"] == "{}"  # complete
+
+
 def test_stop_strings(server):
     r = server.complete(seed=4, stop="STOP", max_tokens=50).json()["choices"][0]
     assert (r["text"], r["finish_reason"], r["stop_reason"]) == ("one ", "stop", "STOP")
