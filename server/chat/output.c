@@ -21,9 +21,13 @@ static void put_content(void *arg, const char *text, size_t n_bytes)
     }
 }
 
+/* If the reasoning comes again, text that the tool parser holds came before. */
 static void put_reasoning(void *arg, const char *text, size_t n_bytes)
 {
     struct output *o = arg;
+    if (o->parser && o->split.next) {
+        tool_parse_next(&o->parse);
+    }
     o->sink.on_reasoning(o->sink.arg, text, n_bytes);
 }
 

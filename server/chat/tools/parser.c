@@ -217,3 +217,11 @@ void tool_parse_finish(struct tool_parse *p)
     }
     tool_report(p, p->scan);
 }
+
+void tool_parse_next(struct tool_parse *p)
+{
+    tool_parse_finish(p);
+    buf_clear(&p->held);
+    p->at = p->scan = p->n_seen = 0;
+    p->state = 0;
+}

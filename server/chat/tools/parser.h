@@ -118,6 +118,8 @@ void tool_parse_init(struct tool_parse *p, const struct tool_parser *parser,
 void tool_parse_deinit(struct tool_parse *p); // accepts a zeroed struct
 void tool_parse_text(struct tool_parse *p, const char *text, size_t n_bytes);
 void tool_parse_finish(struct tool_parse *p); // reports everything held back
+/* The same where a message ends, and the next one begins. */
+void tool_parse_next(struct tool_parse *p);
 
 /* ---- for the parsers (emit.c, value.c) --------------------------------------------------------
  */

@@ -10,7 +10,7 @@ import socket
 import time
 
 import pytest
-from api import DEMO, Reply, Server, fold
+from api import DEMO, Reply, Server, fold, scripted
 from api_script import TEXTS, WEATHER, eventually, grouped, running, server
 
 
@@ -82,6 +82,21 @@ def test_tool_calls_and_reasoning_parse(server):
     assert [[i["type"] for i in o] for o in items] == [["reasoning", "message"], ["message"]] and items[0][1]["content"] == items[1][0]["content"]
     m = server.chat(seed=3, include_reasoning=False).json()["choices"][0]["message"]
     assert m["reasoning"] is None and "reasoning_content" not in m and m["content"] == "The answer is 42."
+
+
+def test_reasoning_between_answers_is_an_item_of_its_own():
+    say = "<|content_{}|>{}<|end_message|>".format
+    call = 'get_weather<|content_invoke_tool_json|>{"name":"get_weather","args":{}}<|end_message|>'
+    text = "<|message_model|>".join([say("thinking", "hm"), say("text", "Yes."), say("thinking", "so"), call, say("thinking", "or"), say("text", "No."), call])
+    with scripted([text], reasoning_parser="inkling", tool_call_parser="inkling") as s:
+        items = s.post("/v1/responses", {"seed": 0, "input": "x", "tools": [{"type": "function", **WEATHER["function"]}]}).json()["output"]
+        tool = {"name": "get_weather", "input_schema": WEATHER["function"]["parameters"]}
+        blocks = s.post("/v1/messages", {"seed": 0, "messages": [{"role": "user", "content": "x"}], "max_tokens": 500, "tools": [tool]}).json()["content"]
+        message = s.chat(seed=0, tools=[WEATHER]).json()["choices"][0]["message"]
+    texts = ["hm", "Yes.", "so", "get_weather", "or", "No.", "get_weather"]
+    assert [i.get("name") or i["content"][0]["text"] for i in items] == texts
+    assert [b.get("thinking") or b.get("text") or b["name"] for b in blocks] == texts
+    assert (message["reasoning"], message["content"], len(message["tool_calls"])) == ("hmsoor", "Yes.No.", 2)
 
 
 def test_calls_are_left_out_if_tool_choice_is_none(server):
