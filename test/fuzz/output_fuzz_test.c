@@ -226,9 +226,12 @@ static const char *const seeds[] = {
     "\x84>0 to=self<|message|>hm<|eom|><|start|>assistant "
     "to=f<|message|><atem:function_calls>\n"
     "<atem:invoke name=\"f\">\n<atem:parameter name=\"n\">5</atem:parameter>\n</atem:invoke>\n"
-    "</atem:function_calls>",
+    "</atem:function_calls><|eom|><|start|>assistant to=self<|message|>so<|eom|>"
+    "<|start|>assistant to=user<|message|>yes<|eom|><|start|>assistant to=self<|message|>hm",
     "\x85?0<|content_thinking|>hm<|end_message|><|message_model|>f<|content_invoke_tool_json|>"
-    "{\"name\":\"f\",\"args\":{\"n\":1}}<|end_message|>",
+    "{\"name\":\"f\",\"args\":{\"n\":1}}<|end_message|><|message_model|><|content_thinking|>so"
+    "<|end_message|><|message_model|><|content_text|>yes<|end_message|><|message_model|>"
+    "<|content_thinking|>hm",
     "\x83<0<|think:start|>hm<|think:end|><|tool_call:start|>f\n<|tool_arg:start|>n"
     "<|tool_arg:value|>5<|tool_arg:end|>\n<|tool_call:end|>",
     "}00<start_function_call>call:f{s:<escape>a\"<escape>,o:{k:[1]}}<end_function_call>",
