@@ -29,9 +29,13 @@ static void become(struct call_choice *ch, enum call_pending kind)
     ch->pending = kind;
 }
 
+/* Held text of an answer that must be a call is the beginning of a call that was cut off. */
 static void on_text(void *arg, const char *text, size_t n_bytes)
 {
     struct call_choice *ch = arg;
+    if (ch->output.cut && ch->call->request.tool_mode == TOOLS_MUST) {
+        return;
+    }
     become(ch, PENDING_TEXT);
     ch->has_content = true;
     buf_put(&ch->content, text, n_bytes);

@@ -90,6 +90,15 @@ def test_strict_tools_do_not_constrain_text(server):
         assert len(calls) == 1 and good(*calls[0]), c
 
 
+def test_a_call_that_is_cut_off_is_no_content(server):
+    for n in (1, 3, 8):
+        body = {"tools": TOOLS, "tool_choice": "required", "max_tokens": n}
+        calls, c = calls_of(server.chat("Hello", **body))
+        assert not calls and not c["message"]["content"] and c["finish_reason"] == "length"
+        (streamed,) = fold(server.chat("Hello", stream=True, **body).chunks())
+        assert not streamed["message"]["content"] and streamed["finish"] == "length"
+
+
 def test_a_format_beside_tools(server):
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
     strict = [{"type": "function", "function": {**t["function"], "strict": True}} for t in TOOLS]
