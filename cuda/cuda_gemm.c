@@ -157,28 +157,6 @@ static bool gated_of_numbers(struct gemms *g, const struct gemm_args *a, enum st
     return false;
 }
 
-/* Computes the output head with the best logit of each band. This is possible only if the draws may
- * choose among all ids that the head computes. */
-bool cuda_gemm_head(struct gemms *g, const struct gemm_args *a, int32_t n_drawn,
-                    const struct pass_view *pass, struct logit_bests *bests, enum status *st)
-{
-    if ((g->device->options.deterministic && !is_fixed(g, a)) || a->coded || n_drawn <= 0 ||
-        n_drawn != a->n_out || !gemm_head_takes(a, g->device->sm, g->device->n_sms) ||
-        gemm_head_bands(a) > g->bests.stride) {
-        return false;
-    }
-    struct row_bests rows = g->bests;
-    rows.n_bands = gemm_head_bands(a);
-    *bests = (struct logit_bests){.pairs = {rows.pairs},
-                                  .stride = rows.stride,
-                                  .n_bands = rows.n_bands,
-                                  .n_rows = a->n_rows,
-                                  .n_drawn = n_drawn};
-    *st = cuda_check(g->device, gemm_head(g->device->stream, a, g->device->n_sms, &rows, pass),
-                     "gemm_head");
-    return true;
-}
-
 /* Tries, in this order: kernels for few rows, cuBLASLt, and a general kernel that supports
  * everything. */
 static enum status product_of_numbers(struct gemms *g, const struct gemm_args *a,
@@ -246,6 +224,21 @@ static cudaError_t leave_or_join(struct gemms *g, const struct gemm_args *a, boo
     return cudaSuccess;
 }
 
+static struct coded_args coded_args_of(const struct gemm_args *a)
+{
+    return (struct coded_args){.x = a->x,
+                               .y = a->y,
+                               .bias = a->bias,
+                               .x_dtype = a->x_dtype,
+                               .y_dtype = a->y_dtype,
+                               .n_rows = a->n_rows,
+                               .x_stride = a->x_stride,
+                               .y_stride = a->y_stride,
+                               .accumulate = a->accumulate,
+                               .gated = a->gated,
+                               .activation = ACT_SILU};
+}
+
 static cudaError_t on_four(struct gemms *g, const struct gemm_args *a, const struct coded_args *c,
                            struct sum_parts *sums)
 {
@@ -259,17 +252,7 @@ static cudaError_t on_four(struct gemms *g, const struct gemm_args *a, const str
 static bool on_coded(struct gemms *g, const struct gemm_args *a, struct sum_parts *sums,
                      cudaError_t *e)
 {
-    const struct coded_args c = {.x = a->x,
-                                 .y = a->y,
-                                 .bias = a->bias,
-                                 .x_dtype = a->x_dtype,
-                                 .y_dtype = a->y_dtype,
-                                 .n_rows = a->n_rows,
-                                 .x_stride = a->x_stride,
-                                 .y_stride = a->y_stride,
-                                 .accumulate = a->accumulate,
-                                 .gated = a->gated,
-                                 .activation = ACT_SILU};
+    const struct coded_args c = coded_args_of(a);
     if (!g->device->options.deterministic && gemm_four_takes(a->coded, &c, g->device->sm)) {
         *e = on_four(g, a, &c, sums);
         return true;
@@ -308,6 +291,56 @@ static enum status in_bands(struct gemms *g, const struct gemm_args *a, struct s
         TRY(product_of_numbers(g, &band, sums));
     }
     return OK;
+}
+
+/* ---- the output head ------------------------------------------------------------------------- */
+
+/* The number of bands of which the head leaves the best logits; 0: it leaves none. */
+static int32_t head_bands(const struct gemms *g, const struct gemm_args *a)
+{
+    const int32_t sm = g->device->sm, n_sms = g->device->n_sms;
+    if (a->coded) {
+        const struct coded_args c = coded_args_of(a);
+        const bool takes = !g->device->options.deterministic && !a->inputs &&
+                           gemm_four_takes(a->coded, &c, sm) &&
+                           gemm_four_head_takes(a->coded, &c, n_sms);
+        return takes ? n_sms : 0;
+    }
+    const bool takes =
+        (!g->device->options.deterministic || is_fixed(g, a)) && gemm_head_takes(a, sm, n_sms);
+    return takes ? gemm_head_bands(a) : 0;
+}
+
+static enum status on_head(struct gemms *g, const struct gemm_args *a, const struct row_bests *rows,
+                           const struct pass_view *pass)
+{
+    const cudaStream_t stream = g->device->stream;
+    if (a->coded) {
+        const struct coded_args c = coded_args_of(a);
+        return cuda_check(g->device,
+                          gemm_four_head(stream, a->coded, &c, g->device->n_sms, rows, pass),
+                          "gemm_four_head");
+    }
+    return cuda_check(g->device, gemm_head(stream, a, g->device->n_sms, rows, pass), "gemm_head");
+}
+
+/* Computes the output head with the best logit of each band. This is possible only if the draws may
+ * choose among all ids that the head computes. */
+bool cuda_gemm_head(struct gemms *g, const struct gemm_args *a, int32_t n_drawn,
+                    const struct pass_view *pass, struct logit_bests *bests, enum status *st)
+{
+    struct row_bests rows = g->bests;
+    rows.n_bands = n_drawn > 0 && n_drawn == a->n_out ? head_bands(g, a) : 0;
+    if (rows.n_bands == 0 || rows.n_bands > rows.stride) {
+        return false;
+    }
+    *bests = (struct logit_bests){.pairs = {rows.pairs},
+                                  .stride = rows.stride,
+                                  .n_bands = rows.n_bands,
+                                  .n_rows = a->n_rows,
+                                  .n_drawn = n_drawn};
+    *st = on_head(g, a, &rows, pass);
+    return true;
 }
 
 /* ---- inputs that are rounded -------------------------------------------------------------------

@@ -174,6 +174,14 @@ bool gemm_four_takes(const struct coded_matrix *m, const struct coded_args *a, i
 cudaError_t gemm_four(cudaStream_t stream, const struct coded_matrix *m, const struct coded_args *a,
                       int32_t n_sms, size_t sums_bytes, struct sum_parts *sums);
 
+/* gemm/four_head.cu: output heads among the products that gemm_four takes, for up to 8 rows. bests
+ * and pass as for gemm_head, with n_sms bands; bests NULL: none are stored, and all logits are. It
+ * reads the weight and the pass's draws before the preceding kernels are done. */
+bool gemm_four_head_takes(const struct coded_matrix *m, const struct coded_args *a, int32_t n_sms);
+cudaError_t gemm_four_head(cudaStream_t stream, const struct coded_matrix *m,
+                           const struct coded_args *a, int32_t n_sms, const struct row_bests *bests,
+                           const struct pass_view *pass);
+
 /* gemm/eight.cu: products of E4M3 codes with codes (a->scales), 1 to 64 rows, ungated. With
  * may_split and memory for partial sums (as for gemm_four) y may be left as sums->n of them. It
  * reads the weight before the preceding kernels are done. raw: the kernel rounds x itself as this

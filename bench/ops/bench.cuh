@@ -219,7 +219,9 @@ std::vector<float> bench_silu_gated(const std::vector<float> &v, int n_rows, int
                                     enum dtype dt);
 void bench_four_check(struct rng &r);
 void bench_four_few_check(struct rng &r);
+void bench_four_head_check(struct rng &r);
 void bench_four_time();
+void bench_four_head_time();
 void bench_four_layer();
 /* only: the products to check; NULL: all. Returns false if none has that name. */
 bool bench_gemm_check(const char *only);

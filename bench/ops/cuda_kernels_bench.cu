@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Checks and times the attention and small-product kernels without the engine.
- * usage: cuda_kernels_bench [check N] [check PRODUCT] [gemm|fixed|four|layer|attention|step]...
- * check N checks N passes of attention and all products, check PRODUCT only that product
- * (gemm_head, gemm_batch, ...; attention: 100 passes of attention). */
+ * usage: cuda_kernels_bench [check N] [check PRODUCT]
+ * [gemm|fixed|four|head|layer|attention|step]... check N checks N passes of attention and all
+ * products, check PRODUCT only that product (gemm_head, gemm_batch, ...; attention: 100 passes of
+ * attention). */
 #include "bench/ops/bench.cuh"
 
 #include <cstring>
@@ -65,6 +66,8 @@ int main(int argc, char **argv)
             bench_fixed_time();
         } else if (strcmp(argv[i], "four") == 0) {
             bench_four_time();
+        } else if (strcmp(argv[i], "head") == 0) {
+            bench_four_head_time();
         } else if (strcmp(argv[i], "layer") == 0) {
             bench_four_layer();
         } else if (strcmp(argv[i], "attention") == 0) {

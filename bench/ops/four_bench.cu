@@ -252,6 +252,119 @@ void bench_four_time()
     }
 }
 
+/* The first of a row's greatest logits, as a draw finds it in the bests of the bands. */
+static bool same_best(const float *logits, int n_out, const struct best_pair *pairs, int n_bands)
+{
+    struct best_pair want = {-INFINITY, INT32_MAX}, got = want;
+    for (int f = 0; f < n_out; f++) {
+        if (logits[f] > want.value) {
+            want = {logits[f], f};
+        }
+    }
+    for (int b = 0; b < n_bands; b++) {
+        if (pairs[b].value > got.value || (pairs[b].value == got.value && pairs[b].id < got.id)) {
+            got = pairs[b];
+        }
+    }
+    return got.value == want.value && got.id == want.id;
+}
+
+/* The head for few multiprocessors, with at least a pair of tile rows for each warp. */
+void bench_four_head_check(struct rng &r)
+{
+    const int n_sms = r.between(1, 6), n_in = 512 * r.between(1, 5);
+    const int n_out = 32 * (16 * n_sms + r.below(40)) - r.below(16);
+    const enum coded_code code = r.below(4) ? CODED_U4 : CODED_E2M1;
+    const struct four_weight w(r, code, n_out, n_in, code == CODED_U4 ? 128 : 32,
+                               code == CODED_U4 && r.below(2));
+    struct coded_args a = {};
+    a.x_dtype = DT_BF16;
+    a.y_dtype = DT_F32;
+    a.n_rows = r.between(1, 8);
+    a.x_stride = n_in + 8 * r.below(3);
+    a.y_stride = n_out + r.below(9);
+    void *x = device_new<float>((size_t)a.n_rows * a.x_stride),
+         *expanded = device_new<float>((size_t)n_out * n_in / 2 + 64);
+    float *y = device_new<float>((size_t)a.n_rows * a.y_stride), *bias = device_new<float>(n_out),
+          *expected = device_new<float>((size_t)a.n_rows * n_out);
+    struct best_pair *pairs = device_new<struct best_pair>((size_t)a.n_rows * n_sms);
+    fill(x, a.x_dtype, (int64_t)a.n_rows * a.x_stride, r.next(), 1.0f);
+    fill(bias, DT_F32, n_out, r.next(), 1.0f);
+    const struct output out = {y, DT_F32, a.n_rows, n_out, a.y_stride, false};
+    out.prepare(r);
+    a.x = x;
+    a.y = y;
+    a.bias = r.below(2) ? bias : nullptr;
+    CHECK(coded_expand(0, &w.m, 0, n_out, expanded, a.x_dtype));
+    bench_naive(expanded_product(a, expanded, n_out, n_in), expected);
+    const struct row_bests bests = {pairs, n_sms, n_sms};
+    bool kept, same = gemm_four_head_takes(&w.m, &a, n_sms);
+    CHECK(cudaDeviceSynchronize());
+    CHECK(gemm_four_head(0, &w.m, &a, n_sms, &bests, nullptr));
+    CHECK(cudaDeviceSynchronize());
+    const std::vector<float> got = out.read(&kept);
+    const double d = distance(got, to_host(expected, DT_F32, (size_t)a.n_rows * n_out));
+    std::vector<struct best_pair> best((size_t)a.n_rows * n_sms);
+    CHECK(cudaMemcpy(best.data(), pairs, best.size() * sizeof *pairs, cudaMemcpyDeviceToHost));
+    for (int i = 0; i < a.n_rows; i++) {
+        same = same && same_best(&got[(size_t)i * n_out], n_out, &best[(size_t)i * n_sms], n_sms);
+    }
+    if (!kept || !same || !(d < 4e-6)) {
+        printf("gemm_four_head FAILED: %d x %d x %d code %d zeros %d bias %d on %d: "
+               "distance %g, padding kept %d, bests %d\n",
+               a.n_rows, n_out, n_in, code, w.m.zeros != nullptr, a.bias != nullptr, n_sms, d, kept,
+               same);
+        bench_failures++;
+    }
+    for (void *p : {x, expanded, (void *)y, (void *)bias, (void *)expected, (void *)pairs}) {
+        CHECK(cudaFree(p));
+    }
+}
+
+/* The head of Qwen3.5-35B-A3B's draft module, with and without its logits. */
+void bench_four_head_time()
+{
+    enum { FEATURES = 248320, WIDTH = 2048, MOST = 8, COPIES = 3 };
+    struct rng r = {7};
+    std::vector<struct four_weight *> weights; // so many that little is in the L2 cache when reused
+    for (int i = 0; i < COPIES; i++) {
+        weights.push_back(new four_weight(r, CODED_U4, FEATURES, WIDTH, 128, false));
+    }
+    void *x = device_new<float>(MOST * WIDTH / 2);
+    float *y = device_new<float>((size_t)MOST * FEATURES);
+    struct best_pair *pairs = device_new<struct best_pair>(MOST * 132);
+    const struct row_bests bests = {pairs, 132, 132};
+    struct pass_counts *counts = device_new<struct pass_counts>(1); // without draws
+    CHECK(cudaMemset(counts, 0, sizeof *counts));
+    struct pass_view pass = {};
+    pass.counts = counts;
+    fill(x, DT_BF16, MOST * WIDTH, 4, 1.0f);
+    printf("head of %d x %d in int4: us with logits, and with bests only\n", FEATURES, WIDTH);
+    for (int m : {1, 2, 4, 8}) {
+        struct coded_args a = {};
+        a.x = x;
+        a.y = y;
+        a.x_dtype = DT_BF16;
+        a.y_dtype = DT_F32;
+        a.n_rows = m;
+        a.x_stride = WIDTH;
+        a.y_stride = FEATURES;
+        const double all = time_us(15, [&](cudaStream_t s, int i) {
+            CHECK(gemm_four(s, &weights[i % COPIES]->m, &a, 132, 0, nullptr));
+        });
+        const double best = time_us(15, [&](cudaStream_t s, int i) {
+            CHECK(gemm_four_head(s, &weights[i % COPIES]->m, &a, 132, &bests, &pass));
+        });
+        printf("%d rows %6.1f %6.1f\n", m, all, best);
+    }
+    for (struct four_weight *w : weights) {
+        delete w;
+    }
+    for (void *p : {x, (void *)y, (void *)pairs, (void *)counts}) {
+        CHECK(cudaFree(p));
+    }
+}
+
 /* ---- a layer --------------------------------------------------------------------------------- */
 
 /* The products and norms of an 8B model's layer; attention is left out. */

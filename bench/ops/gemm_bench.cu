@@ -436,6 +436,7 @@ bool bench_gemm_check(const char *only)
     } kinds[] = {{"fixed", 1, 5, check_fixed},
                  {"gemm_four", 200, 6, bench_four_check},
                  {"gemm_four_few", 120, 8, bench_four_few_check},
+                 {"gemm_four_head", 40, 11, bench_four_head_check},
                  {"gemm_eight", 160, 7, bench_check_codes},
                  {"gemm_eight_many", 60, 9, bench_check_many_codes},
                  {"gemm_eight_rows", 20, 10, bench_check_rows_of_codes},

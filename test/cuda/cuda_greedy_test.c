@@ -2,6 +2,7 @@
 /* The output head leaves only what draws read, and the best logits of bands for greedy ones: all
  * draws take the tokens that the whole logits give. */
 #include "engine/base/minmax.h"
+#include "test/cuda/cuda_coded.h"
 #include "test/cuda/cuda_draws.h"
 
 /* One pass over the head's rows: draws of all kinds, or the same draws with log-probabilities,
@@ -47,7 +48,7 @@ static struct pair_tensor head_input(struct pair *p, int32_t n_rows, int32_t wid
     return x;
 }
 
-enum { HEAD_WIDTH = 96 };
+enum { HEAD_WIDTH = 96, CODED_WIDTH = 512 };
 
 /* Makes a pass of n_out rows with draws of several kinds, in the reverse order of the rows. */
 static void head_draws(struct test_pass *t, int32_t n_out)
@@ -118,7 +119,7 @@ static int32_t check_head_draws(const struct test_pass *t, int32_t vocab, const 
     return n_skipped;
 }
 
-/* Whether the device can run gemm_head.cu: "NVIDIA H200", "NVIDIA GH200 480GB". */
+/* Whether the device can run head.cu and four_head.cu: "NVIDIA H200", "NVIDIA GH200 480GB". */
 static bool is_hopper(struct pair *p)
 {
     struct backend_facts facts;
@@ -126,10 +127,25 @@ static bool is_hopper(struct pair *p)
     return strstr(facts.device, " H") || strstr(facts.device, " GH");
 }
 
+/* f: the format of a weight that stays quantised; NULL: it has 16 bits. */
+static struct pair_weight head_weight(struct pair *p, const struct format *f, int32_t vocab,
+                                      int32_t width)
+{
+    if (!f) {
+        return weight_make(p, WEIGHT_LINEAR, p->dtype, 1, vocab, width, false, 0.1f);
+    }
+    struct weight_part whole = make_tensor(f, vocab, width);
+    struct pair_weight w = open_parts(p, WEIGHT_LINEAR, &whole, 1, 1, false);
+    free_tensor(&whole);
+    return w;
+}
+
 /* The head keeps only what greedy draws need. They and the other draws of the pass must take the
  * tokens that the logits give. */
-static void head_case(int32_t n_out, int32_t vocab, enum dtype dtype, bool may_skip)
+static void head_case(int32_t n_out, int32_t vocab, enum dtype dtype, const struct format *f,
+                      bool may_skip)
 {
+    const int32_t width = f ? CODED_WIDTH : HEAD_WIDTH;
     static struct test_pass t;
     static struct draw_result got[MAX_TEST_ROWS], whole[MAX_TEST_ROWS];
     struct pair p;
@@ -137,8 +153,8 @@ static void head_case(int32_t n_out, int32_t vocab, enum dtype dtype, bool may_s
     limits.vocab = vocab;
     REQUIRE(pair_open(&p, dtype, false, &limits));
     head_draws(&t, n_out);
-    struct pair_weight w = weight_make(&p, WEIGHT_LINEAR, dtype, 1, vocab, HEAD_WIDTH, false, 0.1f);
-    struct pair_tensor x = head_input(&p, n_out, HEAD_WIDTH);
+    struct pair_weight w = head_weight(&p, f, vocab, width);
+    struct pair_tensor x = head_input(&p, n_out, width);
     struct pair_tensor logits = tensor_poisoned(&p, n_out, vocab, DT_F32);
     const struct linear_args head = {.weight = w.w[GPU],
                                      .x = x.t[GPU],
@@ -177,8 +193,8 @@ static void head_cases(const struct head_rows *cases, int32_t n)
 {
     for (int32_t i = 0; i < n; i++) {
         const enum dtype dtype = i % 2 == 0 ? DT_F16 : DT_BF16;
-        head_case(cases[i].rows, 40000 + 2 * i, dtype, cases[i].may_skip);
-        head_case(cases[i].rows, 33600 + 2 * i, dtype, cases[i].may_skip); // in wide bands
+        head_case(cases[i].rows, 40000 + 2 * i, dtype, NULL, cases[i].may_skip);
+        head_case(cases[i].rows, 33600 + 2 * i, dtype, NULL, cases[i].may_skip); // in wide bands
     }
 }
 
@@ -215,6 +231,20 @@ TEST(greedy_draws_of_256_rows_take_what_the_head_leaves)
     NEED_GPU();
     static const struct head_rows cases[] = {{256, true}, {257, false}};
     head_cases(cases, COUNT(cases));
+}
+
+/* Enough features for a pair of tile rows for each warp of 132 multiprocessors. */
+TEST(greedy_draws_take_what_a_quantised_head_leaves)
+{
+    NEED_GPU();
+    static const struct head_rows cases[] = {{1, true}, {3, true}, {8, true}, {9, false}};
+    for (int32_t i = 0; i < COUNT(formats); i++) {
+        const struct format *f = &formats[i];
+        const bool is_int = f->values == DT_U4 && f->block_cols == 128 && !f->has_order;
+        for (int32_t c = 0; c < COUNT(cases) && (is_int || f->scales == DT_E8M0); c++) {
+            head_case(cases[c].rows, 67584 + 32 * c + 20, DT_BF16, f, cases[c].may_skip);
+        }
+    }
 }
 
 int main(int argc, char **argv)

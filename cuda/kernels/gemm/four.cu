@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* y = x W^T with a weight of 4-bit codes (cuda/coded.h) and up to 16 rows, on Hopper, unless
- * four_lean.cu takes it.
+ * four_lean.cu or four_head.cu takes it.
  *
  * A block has a multiprocessor to itself and one item: a band of pairs of tile rows (two that
  * follow each other or, if gated, one of each half of the weight, so that the same threads have
@@ -484,6 +484,12 @@ extern "C" cudaError_t gemm_four(cudaStream_t stream, const struct coded_matrix 
     }
     if (a->n_rows > MOST_NT * 8) {
         return gemm_four_some(stream, m, a, n_sms, sums_bytes, sums);
+    }
+    if (gemm_four_head_takes(m, a, n_sms)) {
+        if (sums) {
+            sums->n = 0;
+        }
+        return gemm_four_head(stream, m, a, n_sms, nullptr, nullptr);
     }
     cudaError_t e;
     if (gemm_four_lean(stream, m, a, n_sms, sums_bytes, sums, &e)) {
