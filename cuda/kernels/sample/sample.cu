@@ -416,19 +416,9 @@ __global__ void __launch_bounds__(THREADS)
     keep_draws(pass, real, results, arrived, &s);
 }
 
-extern "C" cudaError_t k_sample(cudaStream_t stream, const struct sample_args *a,
-                                const struct pass_view *pass, const struct sample_scratch *scratch,
-                                const struct row_bests *bests, struct draw_result *results)
+/* The launch of n_teams teams with `size` blocks each. */
+static cudaLaunchConfig_t config_of(int n_teams, int size, cudaLaunchAttribute *attributes)
 {
-    if (a->n_draws <= 0) {
-        return cudaSuccess;
-    }
-    const int n_teams = a->n_draws < TEAMS ? a->n_draws : TEAMS;
-    int size = MAX_TEAM; // a few draws share the whole device
-    while (size > 1 && (n_teams * size > 132 || launch_sm() < 90)) {
-        size /= 2;
-    }
-    cudaLaunchAttribute attributes[2] = {};
     attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[0].val.programmaticStreamSerializationAllowed = 1;
     attributes[1].id = cudaLaunchAttributeClusterDimension;
@@ -437,9 +427,49 @@ extern "C" cudaError_t k_sample(cudaStream_t stream, const struct sample_args *a
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)(n_teams * size));
     config.blockDim = dim3(THREADS);
-    config.stream = stream;
     config.attrs = attributes;
     config.numAttrs = launch_sm() >= 90 ? 2 : 0;
+    return config;
+}
+
+/* The number of teams of `size` blocks that run at the same time. A cluster's multiprocessors are
+ * neighbours, so clusters cannot use all of them. */
+static int at_once(int size)
+{
+    cudaLaunchAttribute attributes[2] = {};
+    const cudaLaunchConfig_t config = config_of(1, size, attributes);
+    int n = 0;
+    return cudaOccupancyMaxActiveClusters(&n, sample_kernel, &config) == cudaSuccess ? n : 0;
+}
+
+/* The largest size with which all teams run at the same time. The numbers are queried once, like
+ * launch_sm. */
+static int size_of(int n_teams)
+{
+    static_assert(MAX_TEAM == 8, "the sizes below");
+    static const int eights = launch_sm() >= 90 ? at_once(8) : 0;
+    static const int fours = launch_sm() >= 90 ? at_once(4) : 0;
+    static const int twos = launch_sm() >= 90 ? at_once(2) : 0;
+    if (n_teams <= eights) {
+        return 8;
+    }
+    if (n_teams <= fours) {
+        return 4;
+    }
+    return n_teams <= twos ? 2 : 1;
+}
+
+extern "C" cudaError_t k_sample(cudaStream_t stream, const struct sample_args *a,
+                                const struct pass_view *pass, const struct sample_scratch *scratch,
+                                const struct row_bests *bests, struct draw_result *results)
+{
+    if (a->n_draws <= 0) {
+        return cudaSuccess;
+    }
+    const int n_teams = a->n_draws < TEAMS ? a->n_draws : TEAMS;
+    cudaLaunchAttribute attributes[2] = {};
+    cudaLaunchConfig_t config = config_of(n_teams, size_of(n_teams), attributes);
+    config.stream = stream;
     return cudaLaunchKernelEx(
         &config, sample_kernel, (const float *)a->logits.mem.p, (int64_t)a->logits.stride,
         (int)a->n_draws, (int)a->n_vocab_used, *pass, (char *)scratch->memory,

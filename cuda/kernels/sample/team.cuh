@@ -12,7 +12,7 @@
 
 #include <cooperative_groups.h>
 
-enum { THREADS = 1024, TEAMS = 264, MAX_TEAM = 8, BINS = 2048, LIST = 8192 };
+enum { THREADS = 1024, TEAMS = 132, MAX_TEAM = 8, BINS = 2048, LIST = 8192 };
 
 __device__ __forceinline__ int team_size()
 {
