@@ -228,6 +228,20 @@ static enum status begin_with(struct passes *ps, const char *image, size_t n_byt
     return OK;
 }
 
+/* Lanes that share a bit count as the same. */
+static bool keeps_later(const struct pass *p)
+{
+    uint64_t seen[64] = {0};
+    bool several = false, keeps = false;
+    for (int32_t i = 0; i < p->n_draws; i++) {
+        const uint32_t lane = (uint32_t)p->draws[i].lane % (64 * 64);
+        several = several || (seen[lane / 64] >> lane % 64 & 1) != 0;
+        seen[lane / 64] |= 1ull << lane % 64;
+        keeps = keeps || p->draws[i].keep;
+    }
+    return several && keeps;
+}
+
 /* Builds the image in the slot's memory, sets the view that the kernels get, and begins the pass.
  * results: where the draws' results go. */
 static enum status send_meta(struct passes *ps, struct lanes *lanes, const struct pass *p,
@@ -246,7 +260,8 @@ static enum status send_meta(struct passes *ps, struct lanes *lanes, const struc
     }
     *(struct pass_head *)image = (struct pass_head){
         {p->n_rows, p->n_seqs, p->n_groups, p->n_out, p->n_draws, p->n_pool, has_trees, p->n_keeps},
-        results};
+        results,
+        keeps_later(p)};
     copy_array(image + m.rows, p->rows, p->n_rows, sizeof *p->rows);
     copy_array(image + m.seqs, p->seqs, p->n_seqs, sizeof *p->seqs);
     copy_array(image + m.groups, p->groups, p->n_groups, sizeof *p->groups);

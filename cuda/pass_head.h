@@ -17,6 +17,9 @@ extern "C" {
 struct pass_head {
     struct pass_counts counts;
     struct draw_result *results; // [n_draws] of the draws, in the step's pinned memory
+    /* A lane has several draws, and a draw's token is kept: as draws read histories, these are
+     * written once all draws are done. */
+    bool keeps_later;
 };
 
 /* The same as k_pass_begin, but first copies n_bytes (a multiple of 16) of metadata from pinned

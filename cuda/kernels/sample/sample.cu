@@ -5,12 +5,13 @@
  * thresholds are found by radix selection over the scores' bits (cut.cuh), with counts for top-k
  * and fixed-point masses for top-p, so that sums do not depend on thread order. The first digit is
  * counted over the whole row. The elements that remain are usually few, and are listed for the
- * following steps. After gemm/head.cu, a greedy draw reads the best logits
- * that it left, and not the row, which may not have been written. Bound by reading the row of
- * logits, once per pass over it.
+ * following steps. A greedy draw has a way of its own (best.cuh); after gemm/head.cu, it reads the
+ * best logits that were left, and not the row, which may not have been written. Bound by reading
+ * the row of logits, once per pass over it; greedy draws by latency.
  *
  * sample/team.cuh has teams and the best of a row; scores.cuh the scores; cut.cuh the ids that are
  * kept; law.cuh drafts. This file has log-probabilities, and the draw as a whole. */
+#include "cuda/kernels/sample/best.cuh"
 #include "cuda/kernels/sample/law.cuh"
 #include "cuda/kernels/sample/scores.cuh"
 #include "cuda/kernels/sample/short.cuh"
@@ -144,17 +145,18 @@ __device__ __forceinline__ bool is_sound(const struct best &b, const float *logi
     return b.id != HAS_NAN && (isfinite(b.value) || isfinite(logits[b.id]));
 }
 
-/* For a row that is not sound: zeroes the draft's law and its further ids. */
-__device__ void draw_nothing(const struct pass_draw &d, const struct pass_view &pass,
-                             struct draw_result *out)
+/* For a row that is not sound: zeroes the draft's law and its further ids. Called by threads 0 to
+ * n - 1, of which this is `me`. */
+__device__ __noinline__ void draw_nothing(const struct pass_draw &d, const struct pass_view &pass,
+                                          struct draw_result *out, int me, int n)
 {
     if (d.kind == DRAW_DRAFT && d.law > 0) {
         float *shares = pass.laws + (int64_t)(d.law - 1) * pass.vocab;
-        for (int i = team_thread(); i < pass.vocab; i += team_threads()) {
+        for (int i = me; i < pass.vocab; i += n) {
             shares[i] = 0.0f;
         }
     }
-    if (team_thread() == 0) {
+    if (me == 0) {
         if (d.kind == DRAW_DRAFT && d.law > 0) {
             pass.law_totals[d.law - 1] = 0;
         }
@@ -193,17 +195,23 @@ __device__ const uint32_t *mask_of(const struct pass_view &pass, const struct pa
     return pass.masks + (int64_t)pass.mask_slots[d.mask - 1] * pass.allowed_stride;
 }
 
+/* The parameters of the draw's lane, without their lists. */
+__device__ __forceinline__ const struct lane_params &params_of(const struct shared_state *s)
+{
+    return *(const struct lane_params *)s->params;
+}
+
 /* Returns the token, with the value that is_sound checks. */
 __device__ struct best draw_token(const float *logits, const struct scratchpad &pad, int n,
                                   const struct pass_draw &d, const struct pass_view &pass,
                                   struct draw_result *out, struct shared_state *s)
 {
-    const struct lane_params &p = pass.params[d.lane];
+    const struct lane_params &p = params_of(s);
     const float temperature = temperature_of(p, d);
     const float *row = logits;
     if (is_modified(p, d)) {
         const struct context c = make_context(pass, d, s);
-        make_scores(logits, pad.scores(), pad.counts(), n, p, d, c,
+        make_scores(logits, pad.scores(), pad.counts(), n, pass.params[d.lane], d, c,
                     pass.allowed + (int64_t)d.lane * pass.allowed_stride, mask_of(pass, d), s);
         row = pad.scores();
     }
@@ -253,14 +261,35 @@ __device__ struct best draw_token(const float *logits, const struct scratchpad &
     return drawn;
 }
 
-/* True in one block, once all blocks have come here: it sees all results. A single team's results
- * are written by its first block. */
-__device__ bool is_last(unsigned *arrived, struct shared_state *s)
+/* ---- results and histories ------------------------------------------------------------------ */
+
+__device__ __forceinline__ bool is_kept(const struct pass_draw &d, const struct pass_view &pass)
 {
-    if ((int)gridDim.x == team_size()) {
-        team_sync();
-        return team_rank() == 0;
+    return d.keep && d.kind != DRAW_SCORE && d.pos + 1 < pass.history_stride;
+}
+
+__device__ __forceinline__ int32_t *kept_at(const struct pass_draw &d, const struct pass_view &pass)
+{
+    return pass.history + (int64_t)d.lane * pass.history_stride + d.pos + 1;
+}
+
+__device__ void keep_draw(const struct pass_draw &d, const struct pass_view &pass,
+                          const volatile struct draw_result &result)
+{
+    if (is_kept(d, pass)) {
+        int32_t *at = kept_at(d, pass);
+        *at = result.token;
+        for (int k = 0; d.kind == DRAW_DRAFT && d.more_slot > 0 && k < d.more; k++) {
+            at[d.more_slot - (d.pos + 1) + k] = result.top_ids[k];
+        }
     }
+}
+
+/* The last block to come here writes all kept tokens. */
+__device__ __noinline__ void keep_draws(const struct pass_view &pass, int n_draws,
+                                        const struct draw_result *results, unsigned *arrived,
+                                        struct shared_state *s)
+{
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -271,64 +300,48 @@ __device__ bool is_last(unsigned *arrived, struct shared_state *s)
     }
     __syncthreads();
     __threadfence();
-    return s->found_bin;
-}
-
-/* The last block to finish writes the kept tokens to the histories. It does so at the end because
- * draws may read the histories until then. */
-__device__ void keep_draws(const struct pass_view &pass, int n_draws,
-                           const struct draw_result *results, unsigned *arrived,
-                           struct shared_state *s)
-{
-    if (!is_last(arrived, s)) {
-        return;
-    }
-    for (int i = threadIdx.x; i < n_draws; i += THREADS) {
-        const struct pass_draw d = pass.draws[i];
-        if (d.keep && d.kind != DRAW_SCORE && d.pos + 1 < pass.history_stride) {
-            pass.history[(int64_t)d.lane * pass.history_stride + d.pos + 1] =
-                ((const volatile struct draw_result *)results)[i].token;
-            for (int k = 0; d.kind == DRAW_DRAFT && d.more_slot > 0 && k < d.more; k++) {
-                pass.history[(int64_t)d.lane * pass.history_stride + d.more_slot + k] =
-                    ((const volatile struct draw_result *)results)[i].top_ids[k];
-            }
-        }
+    for (int i = threadIdx.x; s->found_bin && i < n_draws; i += THREADS) {
+        keep_draw(pass.draws[i], pass, results[i]);
     }
 }
 
 /* The block that has written a result sends it to the host. */
-__device__ __forceinline__ void send_result(const struct pass_view &pass, int i,
-                                            const struct draw_result *results)
+__device__ __forceinline__ void send_result(const struct draw_result *result,
+                                            const struct shared_state *s)
 {
-    const int n_words = (int)(sizeof *results / sizeof(uint32_t)), k = (int)threadIdx.x;
-    struct draw_result *to = ((const struct pass_head *)pass.counts)->results;
+    const int n_words = (int)(sizeof *result / sizeof(uint32_t)), k = (int)threadIdx.x;
     if (k < n_words) {
-        ((uint32_t *)(to + i))[k] = ((const volatile uint32_t *)(results + i))[k];
+        s->sent[k] = ((const volatile uint32_t *)result)[k];
     }
 }
 
-/* A greedy draw from the best logits that the output head has left; value -infinity if there is
- * none, id HAS_NAN if the row has NaN. */
-__device__ struct best best_of(const struct row_bests &bests, int row, struct shared_state *s)
+/* A greedy draw (s->draw). */
+__device__ __forceinline__ void draw_greedy(const struct best_source &from,
+                                            const struct pass_view &pass, struct draw_result *out,
+                                            struct shared_state *s)
 {
-    const struct best_pair *pairs = bests.pairs + (int64_t)row * bests.stride;
-    struct best b = {-INFINITY, INT32_MAX};
-    for (int i = team_thread(); i < bests.n_bands; i += team_threads()) {
-        const struct best_pair pair = pairs[i];
-        b = isnan(pair.value) ? nan_best() : b;
-        if (better(pair.value, pair.id, b)) {
-            b.value = pair.value;
-            b.id = pair.id;
+    const uint64_t most = team_most(thread_most(from), s);
+    if (gets_most()) {
+        const uint32_t key = (uint32_t)(most >> 32);
+        const bool broken = key == 0 || key >= KEY_OF_INFINITY; // nothing, infinity or NaN
+        const uint32_t token = broken ? 0 : ~(uint32_t)most;
+        const int k = (int)threadIdx.x;
+        if (k < RESULT_WORDS) { // the last one, n_top, is 0
+            s->sent[k] = k == 0 ? token : k == BROKEN_WORD && broken;
+        }
+        if (k == 0 && s->kept) {
+            *s->kept = (int32_t)token;
+        }
+        if (broken) {
+            draw_nothing(s->draw, pass, out, k, 32);
         }
     }
-    return team_best(b, s);
 }
 
 /* One draw with its log-probabilities. A row that is not sound gives token 0 and nothing else. */
 __device__ __noinline__ void draw(const float *row, const struct scratchpad &pad, int n,
                                   const struct pass_draw &d, const struct pass_view &pass,
-                                  const struct row_bests &bests, struct draw_result *out,
-                                  struct shared_state *s)
+                                  struct draw_result *out, struct shared_state *s)
 {
     const bool score = d.kind == DRAW_SCORE, logprobs = d.logprobs || score;
     bool broken = false;
@@ -336,10 +349,6 @@ __device__ __noinline__ void draw(const float *row, const struct scratchpad &pad
     if (score) {
         const int32_t *history = pass.history + (int64_t)d.lane * pass.history_stride;
         token = d.pos + 1 < pass.history_stride ? history[d.pos + 1] : 0;
-    } else if (bests.n_bands > 0 && is_greedy(pass.params[d.lane], d)) {
-        const struct best best = best_of(bests, d.out_row, s); // the row may not be written
-        broken = !isfinite(best.value);
-        token = best.id;
     } else {
         const struct best drawn = draw_token(row, pad, n, d, pass, out, s);
         broken = !is_sound(drawn, row);
@@ -352,7 +361,7 @@ __device__ __noinline__ void draw(const float *row, const struct scratchpad &pad
         lse = broken ? 0.0f : log_sum(row, n, top.value, s);
     }
     if (broken) {
-        draw_nothing(d, pass, out);
+        draw_nothing(d, pass, out, team_thread(), team_threads());
         token = score ? token : 0;
     }
     if (team_thread() == 0) {
@@ -368,24 +377,40 @@ __device__ __noinline__ void draw(const float *row, const struct scratchpad &pad
     }
 }
 
-/* Brings the parameters of the team's first draw into caches before the wait: they were last read a
- * step ago, and no kernel of the pass writes them. */
-__device__ __forceinline__ void fetch_params(const struct pass_view &pass, int team)
+/* Copies what describes a draw to shared memory, since registers are scarce, and because one warp
+ * loads it sooner than all of them. No kernel of the pass writes any of it, so it is read before
+ * the wait. Returns true if the draw is greedy. */
+__device__ __forceinline__ bool open_draw(const struct pass_view &pass, int i,
+                                          struct draw_result *results, struct shared_state *s)
 {
-    if (team < pass.counts->n_draws) {
-        const struct lane_params *p = &pass.params[pass.draws[team].lane];
-        asm volatile("prefetch.global.L1 [%0];" ::"l"(p));
-        asm volatile("prefetch.global.L1 [%0];" ::"l"(&p->stop_ids));
-    }
-}
-
-/* Copies what describes a draw to shared memory, since registers are scarce. */
-__device__ __forceinline__ void copy_draw(const struct pass_draw &d, struct shared_state *s)
-{
-    if (threadIdx.x < sizeof d / sizeof(uint32_t)) {
-        ((uint32_t *)&s->draw)[threadIdx.x] = ((const uint32_t *)&d)[threadIdx.x];
+    enum { WORDS = sizeof(struct pass_draw) / sizeof(uint32_t) };
+    enum { LANE_WORD = offsetof(struct pass_draw, lane) / sizeof(uint32_t) };
+    static_assert(WORDS <= 32 && PARAM_WORDS <= 32, "a word for each thread");
+    if (threadIdx.x < 32) {
+        const int k = (int)threadIdx.x;
+        const struct pass_head *head = (const struct pass_head *)pass.counts;
+        const uint32_t word = k < WORDS ? ((const uint32_t *)&pass.draws[i])[k] : 0;
+        struct draw_result *sent = head->results;
+        const int n_draws = head->counts.n_draws;
+        const bool later = head->keeps_later;
+        const int lane = (int)__shfl_sync(0xffffffffu, word, LANE_WORD);
+        if (k < PARAM_WORDS) {
+            s->params[k] = ((const uint32_t *)&pass.params[lane])[k];
+        }
+        if (k < WORDS) {
+            ((uint32_t *)&s->draw)[k] = word;
+        }
+        __syncwarp();
+        if (k == 0) {
+            s->n_draws = n_draws;
+            s->keeps_later = later;
+            s->sent = (uint32_t *)(sent + i);
+            int32_t *kept = later ? &results[i].token : kept_at(s->draw, pass);
+            s->kept = is_kept(s->draw, pass) ? kept : NULL;
+        }
     }
     __syncthreads();
+    return is_greedy(params_of(s), s->draw);
 }
 
 __global__ void __launch_bounds__(THREADS)
@@ -397,23 +422,43 @@ __global__ void __launch_bounds__(THREADS)
     __shared__ struct shared_state s;
     const int team = blockIdx.x / team_size(), n_teams = gridDim.x / team_size();
     if (threadIdx.x == 0) {
-        fetch_params(pass, team);
         s.n_taken = 0;
     }
-    pdl_wait();
-    pdl_trigger();
-    __syncthreads();
-    const struct scratchpad pad = {scratch + team * scratch_stride, vocab};
-    const int real = pass.counts->n_draws < n_draws ? pass.counts->n_draws : n_draws;
-    for (int i = team; i < real; i += n_teams) {
-        copy_draw(pass.draws[i], &s);
-        draw(logits + s.draw.out_row * stride, pad, n, s.draw, pass, bests, results + i, &s);
-        __syncthreads();
-        if (team_rank() == 0) {
-            send_result(pass, i, results);
+    open_most(&s);
+    for (int i = team; i < n_draws; i += n_teams) {
+        if (i != team) {
+            team_sync(); // the last draw is done
+        }
+        const bool greedy = open_draw(pass, i, results, &s);
+        if (i >= s.n_draws) {
+            break;
+        }
+        if (i == team) {
+            await_most();
+        }
+        pdl_wait();
+        pdl_trigger();
+        if (greedy) {
+            const struct best_source from = {logits + s.draw.out_row * stride,
+                                             bests.pairs + (int64_t)s.draw.out_row * bests.stride,
+                                             n, bests.n_bands};
+            draw_greedy(from, pass, results + i, &s);
+        } else {
+            const struct scratchpad pad = {scratch + team * scratch_stride, vocab};
+            draw(logits + s.draw.out_row * stride, pad, n, s.draw, pass, results + i, &s);
+            __syncthreads();
+            if (team_rank() == 0) {
+                send_result(results + i, &s);
+                if (threadIdx.x == 0 && !s.keeps_later) {
+                    keep_draw(s.draw, pass, results[i]);
+                }
+            }
         }
     }
-    keep_draws(pass, real, results, arrived, &s);
+    pdl_wait();
+    if (s.keeps_later) {
+        keep_draws(pass, s.n_draws < n_draws ? s.n_draws : n_draws, results, arrived, &s);
+    }
 }
 
 /* The launch of n_teams teams with `size` blocks each. */
@@ -428,7 +473,7 @@ static cudaLaunchConfig_t config_of(int n_teams, int size, cudaLaunchAttribute *
     config.gridDim = dim3((unsigned)(n_teams * size));
     config.blockDim = dim3(THREADS);
     config.attrs = attributes;
-    config.numAttrs = launch_sm() >= 90 ? 2 : 0;
+    config.numAttrs = launch_sm() >= 90 ? 2 : 0; // a cluster of one block, too, uses its barriers
     return config;
 }
 

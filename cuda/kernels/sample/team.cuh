@@ -36,10 +36,12 @@ __device__ __forceinline__ int team_rank()
 __device__ __forceinline__ void team_sync()
 {
 #if __CUDA_ARCH__ >= 900
-    cooperative_groups::this_cluster().sync();
-#else
-    __syncthreads();
+    if (team_size() > 1) {
+        cooperative_groups::this_cluster().sync();
+        return;
+    }
 #endif
+    __syncthreads();
 }
 
 /* The address, in block `rank` of the team, of `p` in this block's shared memory. */
@@ -79,6 +81,13 @@ __device__ __forceinline__ float float_of_key(uint32_t key)
     return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key);
 }
 
+/* The words of a result before its lists, and of parameters before theirs. */
+enum {
+    RESULT_WORDS = offsetof(struct draw_result, top_ids) / sizeof(uint32_t),
+    BROKEN_WORD = offsetof(struct draw_result, broken) / sizeof(uint32_t),
+    PARAM_WORDS = offsetof(struct lane_params, stop_ids) / sizeof(uint32_t),
+};
+
 struct shared_state {
     struct pass_draw draw;
     float reduce[32];
@@ -106,6 +115,15 @@ struct shared_state {
     int n_top;
     int top_ids[MAX_TOP_LOGPROBS];
     float top_values[MAX_TOP_LOGPROBS];
+    uint32_t params[PARAM_WORDS]; // of the draw's lane
+    int n_draws;                  // of the pass
+    bool keeps_later;
+    uint32_t *sent; // where the draw's result goes
+    int32_t *kept;  // where the token of a greedy draw goes; NULL: nowhere
+    /* Of best.cuh: each warp's best; the barrier that counts them, and the parity of its phase. */
+    uint64_t most[MAX_TEAM * THREADS / 32];
+    uint64_t most_full;
+    uint32_t most_parity;
 };
 
 struct best {
@@ -273,9 +291,8 @@ __device__ struct best team_argmax_left(const float *row, int n, struct shared_s
 }
 
 /* This thread's arg-max over its share of a row, with several loads in flight. A thread's ids
- * ascend, so the first of equal values stays. It is a function of its own because it needs more
- * registers than its callers leave. */
-__device__ __noinline__ struct best thread_best(const float *row, int n)
+ * ascend, so the first of equal values stays. The value is NaN if the share has one. */
+__device__ __forceinline__ struct best best_of_share(const float *row, int n)
 {
     enum { AT_ONCE = 4 };
     struct best b = {-INFINITY, INT32_MAX};
@@ -309,6 +326,14 @@ __device__ __noinline__ struct best thread_best(const float *row, int n)
     for (int i = done + me; i < n; i += all) {
         look(i, row[i]);
     }
+    return b;
+}
+
+/* The same, with NaN as nan_best. It is a function of its own because it needs more registers than
+ * its callers leave. */
+__device__ __noinline__ struct best thread_best(const float *row, int n)
+{
+    const struct best b = best_of_share(row, n);
     return isnan(b.value) ? nan_best() : b;
 }
 
