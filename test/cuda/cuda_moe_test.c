@@ -196,6 +196,9 @@ TEST(many_rows_agree)
         {2500, 3, 1, 64, 128, MOE_TOPK_SOFTMAX, false, false, true, 1, 1, ACT_SILU, ONE_EXPERT},
         {450, 300, 32, 64, 16, MOE_SOFTMAX_TOPK, true, false, false, 1, 1, ACT_SILU, ROUTED},
         {1800, 300, 2, 64, 16, MOE_SIGMOID, true, false, false, 1, 1, ACT_SILU, ROUTED},
+        {700, 600, 32, 64, 16, MOE_SOFTMAX_TOPK, true, false, true, 1, 1, ACT_SILU, ROUTED},
+        {1100, 256, 8, 64, 16, MOE_SIGMOID, true, false, true, 8, 4, ACT_SILU, ROUTED},
+        {9001, 5, 2, 64, 16, MOE_TOPK_SOFTMAX, true, false, true, 1, 1, ACT_SILU, FEW_EXPERTS},
         {450, 6, 3, 100, 64, MOE_SOFTMAX_TOPK, true, false, false, 1, 1, ACT_SILU, ROUTED},
         {450, 6, 3, 96, 60, MOE_SOFTMAX_TOPK, true, true, false, 1, 1, ACT_SILU, FEW_EXPERTS},
     };

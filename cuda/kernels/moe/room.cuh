@@ -28,7 +28,6 @@ static inline int64_t moe_most_tiles(int64_t picks, int64_t n_experts)
 static inline void take_sorted(struct moe_room *room, int64_t picks, int64_t n_experts,
                                struct moe_work *w)
 {
-    w->counts = (int32_t *)room->take((picks + SORT_CHUNK - 1) / SORT_CHUNK * n_experts * 4);
     w->sorted = (int32_t *)room->take(picks * 4);
     w->rows = (int32_t *)room->take(picks * 4);
     w->tiles =

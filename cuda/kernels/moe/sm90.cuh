@@ -9,8 +9,7 @@
 enum {
     TILE_ROWS = 128,
     HALF_ROWS = TILE_ROWS / 2,
-    GROUP = 16,        // tiles of an expert that share bands of weights
-    SORT_CHUNK = 1024, // picks per block of the sort
+    GROUP = 16, // tiles of an expert that share bands of weights
 };
 
 /* Rows [first, first + n_rows) of the sorted picks, all of one expert. The tile shares bands with
@@ -23,7 +22,6 @@ struct moe_tile {
 
 /* A call's scratch memory. */
 struct moe_work {
-    int32_t *counts;        // [chunks, n_experts]
     int32_t *sorted, *rows; // [picks] by place: the pick, and its row
     struct moe_tile *tiles;
     int32_t *n_tiles;
