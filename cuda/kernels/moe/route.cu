@@ -77,17 +77,22 @@ __global__ void route_scores_kernel(const T *x, int64_t x_stride, const W *route
     }
 }
 
-/* One warp per row. */
+enum {
+    PICK_WARPS = 4,    // per block
+    ROWS_AT_ONCE = 16, // on a multiprocessor, if there are no more rows
+};
+
+/* One warp per row. It triggers first, so that the sort fetches its code meanwhile. */
 template <int EACH>
 __global__ void route_pick_kernel(const float *logits, const float *correction,
                                   const float *expert_scale, int32_t *ids, float *weights,
                                   struct route_params p)
 {
     extern __shared__ float scores[]; // [warps][pick_floats]
-    pdl_wait();
     pdl_trigger();
+    pdl_wait();
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    const int64_t row = blockIdx.x * (blockDim.x >> 5) + warp;
+    const int64_t row = (int64_t)blockIdx.x * PICK_WARPS + warp;
     if (row >= p.n_rows) {
         return;
     }
@@ -135,6 +140,28 @@ extern "C" cudaError_t k_moe_route_scores(cudaStream_t stream, const struct moe_
     return cudaErrorInvalidValue;
 }
 
+/* Blocks start as those of the scores end, and the first multiprocessors that are free would take
+ * most of the rows. So if there are few, a block asks for more shared memory than it needs. */
+template <int EACH>
+static cudaError_t route_picks(cudaStream_t stream, const struct moe_route_args *a,
+                               const float *correction, const float *expert_scale,
+                               const float *logits)
+{
+    enum { SHARED = 228 * 1024 / (ROWS_AT_ONCE / PICK_WARPS) - 1024 }; // 1024: for the system
+    const struct route_params p = route_params_of(a);
+    const auto kernel = route_pick_kernel<EACH>;
+    size_t n_bytes = PICK_WARPS * pick_floats(p) * sizeof(float);
+    if (launch_sm() == 90 && a->n_rows <= ROWS_AT_ONCE * n_multiprocessors() && n_bytes < SHARED) {
+        n_bytes = SHARED;
+    }
+    const cudaError_t e =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)n_bytes);
+    return e != cudaSuccess ? e
+                            : launch(kernel, dim3((a->n_rows + PICK_WARPS - 1) / PICK_WARPS),
+                                     dim3(32 * PICK_WARPS), n_bytes, stream, logits, correction,
+                                     expert_scale, (int32_t *)a->ids.p, (float *)a->weights.p, p);
+}
+
 extern "C" cudaError_t k_moe_route(cudaStream_t stream, const struct moe_route_args *a,
                                    const void *router, enum dtype router_dtype, const float *bias,
                                    const float *correction, const float *expert_scale,
@@ -147,10 +174,7 @@ extern "C" cudaError_t k_moe_route(cudaStream_t stream, const struct moe_route_a
     if (e != cudaSuccess) {
         return e;
     }
-    const struct route_params p = route_params_of(a);
-    const int warps = 4;
-    return launch(a->n_experts <= 256 ? route_pick_kernel<8> : route_pick_kernel<32>,
-                  dim3((a->n_rows + warps - 1) / warps), dim3(32 * warps),
-                  warps * pick_floats(p) * sizeof(float), stream, (const float *)logits, correction,
-                  expert_scale, (int32_t *)a->ids.p, (float *)a->weights.p, p);
+    return a->n_experts <= 256   ? route_picks<8>(stream, a, correction, expert_scale, logits)
+           : a->n_experts <= 512 ? route_picks<16>(stream, a, correction, expert_scale, logits)
+                                 : route_picks<32>(stream, a, correction, expert_scale, logits);
 }
