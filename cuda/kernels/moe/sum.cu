@@ -8,6 +8,8 @@
 #include "cuda/kernels/device/types.cuh"
 #include "cuda/kernels/moe/sm90.cuh"
 
+enum { MOST_THREADS = 256, AT_ONCE = 4 };
+
 struct sum_params {
     const void *x;     // the layer's input
     const float *gate; // [hidden]: y is multiplied by sigmoid(x . gate) first; NULL: it is not
@@ -24,54 +26,101 @@ template <typename T>
 __device__ __forceinline__ float gate_of(const struct sum_params &p, int64_t row, float *shared)
 {
     float dot = 0.0f;
+#pragma unroll 1
     for (int i = threadIdx.x * 8; i < p.hidden; i += blockDim.x * 8) {
         vec<T> x;
         x.load((const T *)p.x + row * p.x_stride + i);
+        const float4 low = *(const float4 *)(p.gate + i), high = *(const float4 *)(p.gate + i + 4);
+        const float w[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 #pragma unroll
         for (int e = 0; e < 8; e++) {
-            dot = fmaf(to_float(x.v[e]), p.gate[i + e], dot);
+            dot = fmaf(to_float(x.v[e]), w[e], dot);
         }
     }
     return 1.0f / (1.0f + expf(-block_sum(dot, shared)));
 }
 
-template <typename T> __global__ void moe_sum_kernel(T *y, const T *out, struct sum_params p)
+/* Where a pick's output begins after that of the row's first pick, and its weight. */
+struct term {
+    int32_t at;
+    float weight;
+};
+
+/* The row's picks in order of expert. Called by the first warp. */
+__device__ __forceinline__ void order_picks(const struct sum_params &p, int64_t row,
+                                            struct term *terms)
 {
-    __shared__ int32_t order[MOE_MAX_K];
-    __shared__ float weight[MOE_MAX_K], shared[32];
-    pdl_wait();
-    pdl_trigger();
-    const int64_t row = blockIdx.x;
-    if (p.real && row + p.row_offset >= *p.real) {
-        return;
+    const int lane = threadIdx.x;
+    const int32_t id = lane < p.k ? p.ids[row * p.k + lane] : INT32_MAX;
+    const float weight = p.weights && lane < p.k ? p.weights[row * p.k + lane] : 1.0f;
+    int place = 0;
+#pragma unroll 1
+    for (int j = 0; j < p.k; j++) {
+        const int32_t other = __shfl_sync(0xffffffffu, id, j);
+        place += other < id || (other == id && j < lane);
     }
-    if ((int)threadIdx.x < p.k) {
-        const int32_t id = p.ids[row * p.k + threadIdx.x];
-        int place = 0;
-        for (int j = 0; j < p.k; j++) {
-            const int32_t other = p.ids[row * p.k + j];
-            place += other < id || (other == id && j < (int)threadIdx.x);
-        }
-        order[place] = (int32_t)threadIdx.x;
-        weight[place] = p.weights ? p.weights[row * p.k + threadIdx.x] : 1.0f;
+    if (lane < p.k) {
+        terms[place] = {lane * p.hidden, weight};
     }
-    __syncthreads();
-    const float gate = p.gate ? gate_of<T>(p, row, shared) : 1.0f;
-    for (int i = threadIdx.x * 8; i < p.hidden; i += blockDim.x * 8) {
-        float sum[8] = {};
-#pragma unroll 8
-        for (int j = 0; j < p.k; j++) {
-            vec<T> v;
-            v.load(out + (row * p.k + order[j]) * p.hidden + i);
+}
+
+/* Adds the picks' outputs to eight elements, AT_ONCE loads at a time. */
+template <typename T>
+__device__ __forceinline__ void add_picks(float (&sum)[8], const T *out, const struct term *terms,
+                                          int k)
+{
+#pragma unroll 1
+    for (int j = 0; j < k; j += AT_ONCE) {
+        vec<T> v[AT_ONCE];
 #pragma unroll
-            for (int e = 0; e < 8; e++) {
-                sum[e] = fmaf(weight[j], to_float(v.v[e]), sum[e]);
+        for (int u = 0; u < AT_ONCE; u++) {
+            if (j + u < k) {
+                v[u].load(out + terms[j + u].at);
             }
         }
+#pragma unroll
+        for (int u = 0; u < AT_ONCE; u++) {
+            if (j + u < k) {
+#pragma unroll
+                for (int e = 0; e < 8; e++) {
+                    sum[e] = fmaf(terms[j + u].weight, to_float(v[u].v[e]), sum[e]);
+                }
+            }
+        }
+    }
+}
+
+/* The order of the picks and the gate need nothing of the products, of which the last one triggers
+ * after its own wait, so they are computed before the wait. */
+template <typename T>
+__global__ void __launch_bounds__(MOST_THREADS, 5)
+    moe_sum_kernel(T *y, const T *out, struct sum_params p)
+{
+    __shared__ struct term terms[MOE_MAX_K];
+    __shared__ float shared[32];
+    const int64_t row = blockIdx.x;
+    const bool is = !p.real || row + p.row_offset < *p.real;
+    float gate = 1.0f;
+    if (is) {
+        if (threadIdx.x < 32) {
+            order_picks(p, row, terms);
+        }
+        gate = p.gate ? gate_of<T>(p, row, shared) : 1.0f;
+    }
+    __syncthreads();
+    pdl_wait();
+    pdl_trigger();
+    if (!is) {
+        return;
+    }
+#pragma unroll 1
+    for (int i = threadIdx.x * 8; i < p.hidden; i += blockDim.x * 8) {
         vec<T> to;
         if (p.accumulate) {
             to.load(y + row * p.y_stride + i);
         }
+        float sum[8] = {};
+        add_picks(sum, out + row * p.k * p.hidden + i, terms, p.k);
 #pragma unroll
         for (int e = 0; e < 8; e++) {
             const float y = to_float(from_float<T>(to_float(to.v[e]) * gate)); // as k_row_gate
@@ -85,7 +134,9 @@ template <typename T>
 static cudaError_t launch_sum(cudaStream_t stream, const struct moe_ffn_args *a,
                               const struct moe_work &w, const struct sum_params &p)
 {
-    return launch(moe_sum_kernel<T>, dim3(a->n_rows), dim3(256), 0, stream, (T *)a->y.mem.p,
+    const int vecs = (p.hidden + 7) / 8, turns = (vecs + MOST_THREADS - 1) / MOST_THREADS;
+    const int threads = ((vecs + turns - 1) / turns + 31) / 32 * 32;
+    return launch(moe_sum_kernel<T>, dim3(a->n_rows), dim3(threads), 0, stream, (T *)a->y.mem.p,
                   (const T *)w.out, p);
 }
 
