@@ -82,22 +82,29 @@ __device__ __forceinline__ static void load_router(const struct scores_params &p
     }
 }
 
-/* Returns true if a weight has more terms than the first. */
+/* Splits the thread's weights. The other terms than the first are stored only if one of them is not
+ * 0, or if was_more: those that the thread has stored there before are not 0. Returns true if one
+ * of them is not 0. */
 template <int EXPERTS>
 __device__ __forceinline__ static bool split_router(bf16_t (*to)[EXPERTS][DEPTH + PAD],
-                                                    const float4 (&w)[RUNS<EXPERTS>])
+                                                    const float4 (&w)[RUNS<EXPERTS>], bool was_more)
 {
+    float2 left[RUNS<EXPERTS>][2];
     bool has_more = false;
 #pragma unroll
     for (int j = 0; j < RUNS<EXPERTS>; j++) {
-        float2 low = make_float2(w[j].x, w[j].y), high = make_float2(w[j].z, w[j].w);
+        float2 &low = left[j][0], &high = left[j][1];
+        low = make_float2(w[j].x, w[j].y);
+        high = make_float2(w[j].z, w[j].w);
+        *(uint2 *)&to[0][run_row(j)][run_col(j)] = make_uint2(next_term(low), next_term(high));
+        has_more |= low.x != 0.0f || low.y != 0.0f || high.x != 0.0f || high.y != 0.0f;
+    }
+    if (has_more || was_more) {
 #pragma unroll
-        for (int t = 0; t < TERMS; t++) {
-            const uint2 term = make_uint2(next_term(low), next_term(high));
-            *(uint2 *)&to[t][run_row(j)][run_col(j)] = term;
-            if (t == 0) {
-                has_more |= low.x != 0.0f || low.y != 0.0f || high.x != 0.0f || high.y != 0.0f;
-            }
+        for (int i = RUNS<EXPERTS>; i < TERMS * RUNS<EXPERTS>; i++) {
+            const int j = i % RUNS<EXPERTS>;
+            *(uint2 *)&to[i / RUNS<EXPERTS>][run_row(j)][run_col(j)] =
+                make_uint2(next_term(left[j][0]), next_term(left[j][1]));
         }
     }
     return has_more;
@@ -190,7 +197,7 @@ __global__ void __launch_bounds__(THREADS, 2) route_many_kernel(struct scores_pa
     for (int a = 0; a < D::AHEAD; a++) {
         load_router<EXPERTS>(p, w[a], a * DEPTH);
     }
-    bool has_more = split_router<EXPERTS>(m.w[0], w[0]);
+    bool has_more = split_router<EXPERTS>(m.w[0], w[0], true), had_more = true;
     pdl_wait();
     pdl_trigger();
 #pragma unroll
@@ -223,7 +230,9 @@ __global__ void __launch_bounds__(THREADS, 2) route_many_kernel(struct scores_pa
                 end_part<EXPERTS>(sum, total);
             }
             half ^= 1;
-            has_more = split_router<EXPERTS>(m.w[half], w[(a + 1) % D::AHEAD]);
+            const bool more = split_router<EXPERTS>(m.w[half], w[(a + 1) % D::AHEAD], had_more);
+            had_more = has_more;
+            has_more = more;
             last = stage;
             stage = stage + 1 == D::STAGES ? 0 : stage + 1;
         }
