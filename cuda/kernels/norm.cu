@@ -211,7 +211,7 @@ __global__ void norm_plain_kernel(X *x, const T *delta, T *out, const float *wei
  * only as many blocks as the device can hold at once. */
 static int n_blocks_of(int n_rows, int n_vecs, int threads)
 {
-    enum { MANY = 8, THREADS_AT_ONCE = 1024 };
+    enum { MANY = 4, THREADS_AT_ONCE = 1024 };
     const int n_sms = n_multiprocessors(), fit = THREADS_AT_ONCE / threads * n_sms;
     return n_vecs <= threads && n_rows > MANY * n_sms && n_rows > fit ? fit : n_rows;
 }
