@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(BLOCK_THREADS, 1)
         pdl_trigger();
         prompt_computer<T, NB, FOLDS> c = {
             p, slots, q_tile, full, empty, q_empty, ring, group, (int)threadIdx.x % WARPGROUP};
-        if (group == 1) {
+        if (c.TURNS && group == 1) {
             c.pass_turn_first();
         }
         compute_units(c, q_full, note);
@@ -123,9 +123,15 @@ template <typename T>
 static cudaError_t launch_prompt(cudaStream_t stream, const struct attention_params &p,
                                  const struct attention_maps &map, int n_sms)
 {
-    return p.may_be_thin // not deterministic: items have one run
-               ? launch_block<2>(stream, attention_prompt_kernel<T, 2, false>, p, map, n_sms)
-               : launch_block<2>(stream, attention_prompt_kernel<T, 2, true>, p, map, n_sms);
+    if (!p.may_be_thin) { // deterministic: items may have several runs
+        return launch_block<2>(stream, attention_prompt_kernel<T, 2, true>, p, map, n_sms);
+    }
+    switch ((p.kv.head_dim_k + 63) / 64) {
+    case 2: return launch_block<2>(stream, attention_prompt_kernel<T, 2, false>, p, map, n_sms);
+    case 3: return launch_block<3>(stream, attention_prompt_kernel<T, 3, false>, p, map, n_sms);
+    case 4: return launch_block<4>(stream, attention_prompt_kernel<T, 4, false>, p, map, n_sms);
+    default: return cudaErrorInvalidValue;
+    }
 }
 
 cudaError_t attention_prompt(cudaStream_t stream, enum dtype dtype,

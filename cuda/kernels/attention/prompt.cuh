@@ -3,9 +3,10 @@
  * warpgroup.
  *
  * For each tile of keys, the warpgroup issues the scores and then the products with the previous
- * tile's values. When the scores are done it masks them and takes the exponentials. The two
- * warpgroups take turns at issuing, so that one's softmax overlaps the other's products. No wgmma
- * may be in flight across a branch, because ptxas would serialise it.
+ * tile's values. When the scores are done it masks them and takes the exponentials. One
+ * warpgroup's softmax overlaps the other's products; with heads of up to 128 elements they take
+ * turns at issuing for this. No wgmma may be in flight across a branch, because ptxas would
+ * serialise it.
  *
  * The sums have the same bits as those of wide.cuh.
  *
@@ -22,11 +23,20 @@
  * the keys and values. */
 enum { FOLD_SLOTS = 2 };
 
+/* An operand, which is the same in all lanes, in uniform registers. Otherwise the compiler computes
+ * all operands of a chain of products in ordinary registers, of which it has too few, and moves
+ * them one by one. */
+__device__ __forceinline__ uint64_t uniform(uint64_t operand)
+{
+    return (operand & 0xffffffff00000000ull) | __shfl_sync(0xffffffffu, (uint32_t)operand, 0);
+}
+
 /* FOLDS: items may have several runs. */
 template <typename T, int NB, bool FOLDS> struct prompt_computer {
     using S = shape<NB>;
     static constexpr int KEYS = S::KEYS, HEAD_DIM = S::HEAD_DIM;
-    static_assert(FOLD_SLOTS * S::SLOT_BYTES >= HEAD_DIM * WARPGROUP * (int)sizeof(float),
+    static constexpr bool TURNS = NB <= 2;
+    static_assert(!FOLDS || FOLD_SLOTS * S::SLOT_BYTES >= HEAD_DIM * WARPGROUP * (int)sizeof(float),
                   "room for the values of both warpgroups");
     const struct attention_params &p;
     char *slots, *q_tile;
@@ -46,6 +56,16 @@ template <typename T, int NB, bool FOLDS> struct prompt_computer {
     {
         if ((tid & 31) == 0) {
             barrier_arrive(&empty[slot]);
+        }
+    }
+
+    /* Releases the slot of the scores. Without turns, once the sums are known: the number of
+     * arrivals is 2 if they are negative, which they never are. Otherwise the compiler would move
+     * the exponentials behind the next wait for products, on which they do not depend. */
+    __device__ __forceinline__ void release_scores(int slot)
+    {
+        if ((tid & 31) == 0) {
+            barrier_arrive(&empty[slot], !TURNS && sum[0] + sum[1] < 0.0f ? 2 : 1);
         }
     }
 
@@ -82,11 +102,14 @@ template <typename T, int NB, bool FOLDS> struct prompt_computer {
         }
     }
 
-    /* Issues scores = Q K^T for the current tile. */
-    __device__ __forceinline__ void issue_scores()
+    /* Issues scores = Q K^T for the current tile, when it is this group's turn. */
+    __device__ __forceinline__ void issue_scores(bool in_turn)
     {
-        const uint64_t a = wgmma_operand(smem_address(q_tile), 0);
-        const uint64_t b = wgmma_operand(smem_address(slots + at.slot * S::SLOT_BYTES), 0);
+        const uint64_t a = uniform(wgmma_operand(smem_address(q_tile), 0));
+        const uint64_t b = uniform(wgmma_operand(smem_address(slots + at.slot * S::SLOT_BYTES), 0));
+        if (in_turn) {
+            wait_turn();
+        }
         wgmma_settle(scores);
         wgmma_fence();
 #pragma unroll
@@ -101,7 +124,8 @@ template <typename T, int NB, bool FOLDS> struct prompt_computer {
     /* Issues values += P V for the current tile. */
     __device__ __forceinline__ void issue_values()
     {
-        const uint64_t b = wgmma_operand(smem_address(slots + at.slot * S::SLOT_BYTES), KEYS * 128);
+        const uint64_t b =
+            uniform(wgmma_operand(smem_address(slots + at.slot * S::SLOT_BYTES), KEYS * 128));
         wgmma_settle(values);
         wgmma_settle(probs);
         wgmma_fence();
@@ -217,7 +241,7 @@ template <typename T, int NB, bool FOLDS> struct prompt_computer {
     __device__ __forceinline__ void first_step(const struct attention_unit &u, int lo, bool hidden)
     {
         barrier_wait(&full[at.slot], at.parity);
-        issue_scores();
+        issue_scores(false);
         wgmma_wait<0>();
         wgmma_settle(scores);
         release(at.slot);
@@ -235,8 +259,7 @@ template <typename T, int NB, bool FOLDS> struct prompt_computer {
     {
         const int k_slot = at.slot;
         barrier_wait(&full[k_slot], at.parity);
-        wait_turn();
-        issue_scores();
+        issue_scores(true);
         at.next();
         barrier_wait(&full[at.slot], at.parity);
         issue_values();
@@ -248,7 +271,7 @@ template <typename T, int NB, bool FOLDS> struct prompt_computer {
         }
         softmax();
         wgmma_settle(scores);
-        release(k_slot);
+        release_scores(k_slot);
         wgmma_wait<0>();
         wgmma_settle(values);
         wgmma_settle(probs);
@@ -402,7 +425,7 @@ template <typename T, int NB, bool FOLDS> struct prompt_computer {
             skip(u);
             return;
         }
-        takes_turns = u.n_packed > GROUP_ROWS;
+        takes_turns = TURNS && u.n_packed > GROUP_ROWS;
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             view[r] = row_view(p, u, group * GROUP_ROWS + (tid >> 5) * 16 + (tid >> 2 & 7) + 8 * r);

@@ -179,7 +179,8 @@ static cudaError_t launch_by_dim(cudaStream_t stream, const struct attention_par
  * captured launch may serve other passes. */
 static bool is_for_prompts(const struct attention_launch *a, const struct attention_params &p)
 {
-    return p.kv.head_dim_k > 64 && p.kv.head_dim_k <= 128 && a->out_stride % 8 == 0 &&
+    const int longest = a->limits->deterministic ? 128 : 256;
+    return p.kv.head_dim_k > 64 && p.kv.head_dim_k <= longest && a->out_stride % 8 == 0 &&
            a->n_rows > ATTENTION_CAPTURED_ROWS && a->n_seqs > 0 &&
            (int64_t)a->n_rows * p.group > (int64_t)GROUP_ROWS * a->n_seqs;
 }

@@ -45,8 +45,8 @@ static cudaError_t launch_block(cudaStream_t stream, K kernel, const struct atte
                : launch(kernel, dim3(n_sms), dim3(BLOCK_THREADS), shape<NB>::SMEM, stream, p, map);
 }
 
-/* attention/prompt.cu: keys of 65 to 128 elements, for passes in which some tile has more than
- * GROUP_ROWS packed rows. */
+/* attention/prompt.cu: keys of 65 to 256 elements, in deterministic mode of up to 128, for passes
+ * in which some tile has more than GROUP_ROWS packed rows. */
 cudaError_t attention_prompt(cudaStream_t stream, enum dtype dtype,
                              const struct attention_params &p, const struct attention_maps &map,
                              int n_sms);
