@@ -70,6 +70,47 @@ __device__ __forceinline__ float silu(float x)
     return x * r;
 }
 
+/* The threads that store the last inputs before the boundary that ends a block. */
+template <int N> __device__ __forceinline__ static bool stores_tail(const struct block_item &b)
+{
+    return b.end == BLOCK && threadIdx.x < (TAPS - 1) * (N / 8);
+}
+
+/* The snapshot of the boundary that ends the block; -1: none. Called by whole warps. */
+__device__ __forceinline__ static int32_t snapshot_of(const struct blocks_params &p,
+                                                      const struct block_item &b)
+{
+    const int32_t n = p.pass.counts->n_keeps;
+    int32_t slot = -1;
+#pragma unroll 1
+    for (int32_t i = threadIdx.x & 31; i < n; i += 32) {
+        const struct state_keep keep = p.pass.keeps[i];
+        slot = keep.lane == b.seq.lane && keep.pos == b.begin + BLOCK ? keep.slot : slot;
+    }
+    return __reduce_max_sync(0xffffffffu, slot);
+}
+
+/* Stores the last inputs before the boundary to the records that get it: the lane's, unless later
+ * boundaries of the pass replace it, and a snapshot. */
+template <typename T, int N>
+__device__ __forceinline__ static void
+store_tail(const struct blocks_params &p, const struct block_item &b, int32_t snapshot,
+           int32_t channel, const struct inputs_room<T, N> &room)
+{
+    const int32_t tap = threadIdx.x / (N / 8), c = threadIdx.x % (N / 8) * 8;
+    const int32_t later = (b.seq.n_past + b.seq.n_rows) / BLOCK - b.begin / BLOCK - 1;
+    const int64_t at = (int64_t)tap * p.state.geometry.conv_width + channel + c;
+    const uint4 x = *(const uint4 *)&room.x[BLOCK + tap][c];
+    if (later < p.state.n_records) {
+        char *record = record_of(p.state, b.seq.lane, b.begin + BLOCK);
+        *(uint4 *)((T *)(record + p.state.s_bytes) + at) = x;
+    }
+    if (snapshot >= 0) {
+        char *record = p.state.snapshots + (snapshot - p.state.max_lanes) * p.state.record_bytes;
+        *(uint4 *)((T *)(record + p.state.s_bytes) + at) = x;
+    }
+}
+
 /* A warp processes ROWS rows. old: the keys of earlier passes, or NULL. */
 template <typename T, int N>
 __device__ static void convolve(const struct blocks_params &p, const struct block_item &b,
@@ -93,8 +134,13 @@ __device__ static void convolve(const struct blocks_params &p, const struct bloc
     pdl_wait(); // no kernel of the pass writes what was read before
     pdl_trigger();
     load_inputs<T, N>(p, b, part.channel, room);
+    const bool tail = stores_tail<N>(b);
+    const int32_t snapshot = __any_sync(0xffffffffu, tail) ? snapshot_of(p, b) : -1;
     cp_async_wait<0>();
     __syncthreads();
+    if (tail) {
+        store_tail<T, N>(p, b, snapshot, part.channel, room);
+    }
 #pragma unroll
     for (int j = 1; j < TAPS; j++) {
         const pack<T, E> x = *(const pack<T, E> *)&room.x[first + j - 1][lane * E];

@@ -102,30 +102,25 @@ __device__ __forceinline__ static void make_factors(const struct row_inputs &in,
     }
 }
 
-/* Stores what later passes need of block i of the launch, except S and values. */
-template <typename T, int KEY>
-__device__ __forceinline__ static void
-store_block(const struct blocks_params &p, const struct scan &w, int32_t i, struct next_keep &keep)
+/* Stores the log decays of a block's new rows. */
+__device__ __forceinline__ static void store_decays(const struct blocks_params &p,
+                                                    const struct scan &w,
+                                                    const struct block_item &b, float g)
 {
-    const struct block_item b = item_of(w.seq, w.nth + i);
-    if (w.nth + i >= items_of(w.seq) - LEFT) {
-        store_rows<T, KEY>(p, w, b, w.first + i);
-    }
-    each_record(p, w, b, w.n - 1 - i, keep, [&](int32_t boundary, char *record) {
-        store_tail<T, KEY>(p, w, boundary, record);
-    });
-    if (b.is_last) {
-        store_inputs<T, KEY>(p, w);
+    const int32_t t = loader();
+    if (w.owns_head && t >= b.at && t < b.end) {
+        *decays_at(p.state, w.seq.lane, b.begin + t, w.head) = g;
     }
 }
 
-/* Loads all blocks, and stores what later passes need, except S. */
+/* Loads all blocks, and stores the rows that later passes need. */
 template <typename T, int KEY, bool DELTA, int AHEAD>
 __device__ static void load_blocks(const struct blocks_params &p, const struct scan &w,
-                                   struct scan_room<T, KEY, DELTA, AHEAD> &m, struct next_keep keep)
+                                   struct scan_room<T, KEY, DELTA, AHEAD> &m)
 {
     const int32_t first_left = items_of(w.seq) - LEFT - w.nth;
     int32_t slot = 0, last_slot = AHEAD;
+    struct inputs_copy<T, KEY> inputs = {w.nth + w.n == items_of(w.seq) ? loader() : INT32_MAX / 2};
     pdl_wait();
     pdl_trigger();
     struct row_inputs row = load_row(p, w, 0);
@@ -145,15 +140,24 @@ __device__ static void load_blocks(const struct blocks_params &p, const struct s
         cp_async_commit();
         last_slot = slot;
         slot = slot == AHEAD ? 0 : slot + 1;
+        if (next < w.n && next >= first_left) {
+            store_decays(p, w, item_of(w.seq, w.nth + next), row.g);
+        }
         make_factors(row, w.nth + next == 0 && loader() < w.seq.n_past % BLOCK,
                      m.factors[next % m.FACTORS]);
         row = load_row(p, w, next + 1);
         if (i > 0 && i - 1 >= first_left) {
             store_values<T>(p, w, item_of(w.seq, w.nth + i - 1), m.made[i - 1 & 1]);
         }
-        if (i >= 0 && i < w.n) {
-            store_block<T, KEY>(p, w, i, keep);
+        if (w.owns_key && i >= 0 && i < w.n && i >= first_left) {
+            store_keys(p, w, item_of(w.seq, w.nth + i), m.chain[slot].k);
         }
+        if (i >= 0) {
+            inputs.step(p, w);
+        }
+    }
+    while (inputs.to) {
+        inputs.step(p, w);
     }
 }
 
@@ -409,13 +413,12 @@ __device__ __forceinline__ static void run_blocks(const struct blocks_params &p,
                                                   struct scan_room<T, KEY, DELTA, AHEAD> &m)
 {
     const int warp = threadIdx.x >> 5;
-    const struct next_keep keep = find_keep(p, w, item_of(w.seq, w.nth).begin + 1);
     if (warp < FIRST_OUT) {
-        run_chain(p, w, m, keep);
+        run_chain(p, w, m, find_keep(p, w, item_of(w.seq, w.nth).begin + 1));
     } else if (warp < FIRST_LOAD) {
         run_outputs(p, w, m);
     } else {
-        load_blocks(p, w, m, keep);
+        load_blocks(p, w, m);
     }
 }
 

@@ -152,12 +152,11 @@ __device__ __forceinline__ static void each_record(const struct blocks_params &p
                                                    int32_t left, struct next_keep &keep, F f)
 {
     const int32_t boundary = b.begin + BLOCK;
-    if (b.end < BLOCK) {
+    const bool is_kept = keep.pos == boundary, is_left = left <= p.state.n_records;
+    if (b.end < BLOCK || !(is_kept || is_left)) { // early, because the chain waits for this
         return;
     }
-    const bool is_kept = keep.pos == boundary;
-    char *const records[2] = {left <= p.state.n_records ? record_of(p.state, w.seq.lane, boundary)
-                                                        : NULL,
+    char *const records[2] = {is_left ? record_of(p.state, w.seq.lane, boundary) : NULL,
                               is_kept ? keep.record : NULL};
 #pragma unroll 1
     for (int i = 0; i < 2; i++) {
@@ -165,7 +164,7 @@ __device__ __forceinline__ static void each_record(const struct blocks_params &p
             f(boundary, records[i]);
         }
     }
-    if (is_kept) {
+    if (is_kept && left > 0) {
         keep = find_keep(p, w, boundary + 1);
     }
 }
@@ -198,67 +197,42 @@ __device__ __forceinline__ static int32_t channel_of(const struct blocks_params 
     return (i < KEY ? p.q_at : p.k_at - KEY) + w.key_head * KEY + i;
 }
 
-/* A run of inputs at a position up to the sequence's last; 0 before the first. */
-template <typename T>
-__device__ __forceinline__ static uint4
-inputs_of(const struct blocks_params &p, const struct scan &w, int32_t pos, int32_t channel)
-{
-    if (pos < 0) {
-        return make_uint4(0, 0, 0, 0);
-    }
-    const int64_t row = w.seq.first_row + pos - w.seq.n_past;
-    return *(const uint4 *)((pos >= w.seq.n_past ? (const T *)p.x + row * p.x_stride
-                                                 : inputs_at<T>(p.state, w.seq.lane, pos)) +
-                            channel);
-}
+/* Copies the sequence's last inputs to the ring. A step stores the run that the last step loaded,
+ * so that no loader waits for it. */
+template <typename T, int KEY> struct inputs_copy {
+    int32_t i;    // the next run to load, counted over all rows
+    T *to = NULL; // where the loaded run belongs; NULL: there is none
+    uint4 x;
 
-/* Stores the last inputs before the boundary that ends the block to its record. */
-template <typename T, int KEY>
-__device__ static void store_tail(const struct blocks_params &p, const struct scan &w,
-                                  int32_t boundary, char *record)
-{
-    T *to = (T *)(record + p.state.s_bytes);
-    const int32_t n = runs_of<KEY>(w);
-#pragma unroll 1
-    for (int32_t i = loader(); i < n * (TAPS - 1); i += LOADERS) {
-        const int32_t tap = i / n, channel = channel_of<KEY>(p, w, i % n);
-        *(uint4 *)(to + (int64_t)tap * p.state.geometry.conv_width + channel) =
-            inputs_of<T>(p, w, boundary - (TAPS - 1) + tap, channel);
+    __device__ __forceinline__ void step(const struct blocks_params &p, const struct scan &w)
+    {
+        const int32_t end = w.seq.n_past + w.seq.n_rows, n = runs_of<KEY>(w);
+        const int32_t pos = max(w.seq.n_past, end - p.state.conv_ring) + i / n;
+        if (to) {
+            *(uint4 *)to = x;
+            to = NULL;
+        }
+        if (pos < end) {
+            const int32_t channel = channel_of<KEY>(p, w, i % n);
+            const int64_t row = w.seq.first_row + pos - w.seq.n_past;
+            x = *(const uint4 *)((const T *)p.x + row * p.x_stride + channel);
+            to = inputs_at<T>(p.state, w.seq.lane, pos) + channel;
+            i += LOADERS;
+        }
     }
-}
+};
 
-/* Stores the sequence's last inputs to the ring. */
+/* Stores the keys of a block's new rows. */
 template <typename T, int KEY>
-__device__ static void store_inputs(const struct blocks_params &p, const struct scan &w)
+__device__ static void store_keys(const struct blocks_params &p, const struct scan &w,
+                                  const struct block_item &b, struct tile<T, KEY> &k)
 {
-    const int32_t end = w.seq.n_past + w.seq.n_rows, n = runs_of<KEY>(w);
-    const int32_t first = max(w.seq.n_past, end - p.state.conv_ring);
+    constexpr int RUNS = KEY / RUN;
 #pragma unroll 1
-    for (int32_t i = loader(); i < n * (end - first); i += LOADERS) {
-        const int32_t pos = first + i / n, channel = channel_of<KEY>(p, w, i % n);
-        *(uint4 *)(inputs_at<T>(p.state, w.seq.lane, pos) + channel) =
-            inputs_of<T>(p, w, pos, channel);
-    }
-}
-
-/* Stores the keys and decays of the new rows of item i of the launch. */
-template <typename T, int KEY>
-__device__ static void store_rows(const struct blocks_params &p, const struct scan &w,
-                                  const struct block_item &b, int32_t i)
-{
-    const struct state_layer &g = p.state.geometry;
-    const int32_t lane = w.seq.lane, n = b.end - b.at;
-    const T *k = (const T *)p.k + ((int64_t)i * g.n_key_heads + w.key_head) * BLOCK * KEY;
-    const float *decays = p.g + ((int64_t)i * g.n_heads + w.head) * BLOCK;
-#pragma unroll 1
-    for (int32_t j = loader(); w.owns_key && j < n * KEY / 8; j += LOADERS) {
-        const int32_t t = b.at + j / (KEY / 8), d = j % (KEY / 8) * 8;
-        *(uint4 *)(keys_at<T>(p.state, lane, b.begin + t, w.key_head) + d) =
-            *(const uint4 *)(k + t * KEY + d);
-    }
-#pragma unroll 1
-    for (int32_t t = b.at + loader(); w.owns_head && t < b.end; t += LOADERS) {
-        *decays_at(p.state, lane, b.begin + t, w.head) = decays[t];
+    for (int32_t j = b.at * RUNS + loader(); j < b.end * RUNS; j += LOADERS) {
+        const int32_t t = j / RUNS, d = j % RUNS * RUN;
+        *(uint4 *)(keys_at<T>(p.state, w.seq.lane, b.begin + t, w.key_head) + d) =
+            *(const uint4 *)k.at(t, d);
     }
 }
 
