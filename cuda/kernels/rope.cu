@@ -4,10 +4,8 @@
  * Bound by memory bandwidth or, with few rows, by latency. */
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/device/reduce.cuh"
-#include "cuda/kernels/device/sums.cuh"
-#include "cuda/kernels/device/types.cuh"
 #include "cuda/kernels/kernels.h"
-#include "cuda/kernels/rope.cuh"
+#include "cuda/kernels/rope_head.cuh"
 
 /* The parameters that are the same for all rows and heads. */
 struct rope_params {
@@ -175,83 +173,14 @@ __global__ void rope_store_kernel(T *qkv, struct rope_params p, struct rope_view
     store_head<C>(kv, page, token, kv_head, is_v, stored, head, p.head_dim);
 }
 
+enum { ROPE_VEC_THREADS = 64 };
 enum norm_when { NO_NORM, NORM_FIRST, NORM_LAST }; // no norm; before the rope; after the rope
 
-/* Stores a head as codes. `group` consecutive threads take part: each has N elements of the head's
- * first half, from d on, and the corresponding N elements of its second half. */
-template <int N>
-__device__ __forceinline__ void store_codes(const struct kv_view &kv, const struct kv_place &at,
-                                            bool is_v, int group, int half, int d, const float *a,
-                                            const float *b)
-{
-    const int lane = threadIdx.x & 31;
-    const unsigned lanes = group == 32 ? 0xffffffffu : ((1u << group) - 1) << (lane & -group);
-    struct kv_range r = KV_NO_RANGE;
-#pragma unroll
-    for (int e = 0; e < N; e++) {
-        kv_range_add(r, a[e]);
-        kv_range_add(r, b[e]);
-    }
-    const struct kv_codes &c = kv.codes;
-    const struct kv_scale s = kv_scale_of(c, is_v, kv_range_of_lanes(r, lanes, group));
-    if (d == 0) {
-        kv_scale_put(c, at, is_v, s);
-    }
-    if (c.format == KV_INT4) {
-        *(uint32_t *)kv_byte(c, at, is_v, d / 2) = kv_codes_of(KV_INT4, s, a);
-        *(uint32_t *)kv_byte(c, at, is_v, (half + d) / 2) = kv_codes_of(KV_INT4, s, b);
-        return;
-    }
-    *(uint2 *)kv_byte(c, at, is_v, d) =
-        make_uint2(kv_codes_of(c.format, s, a), kv_codes_of(c.format, s, a + 4));
-    *(uint2 *)kv_byte(c, at, is_v, half + d) =
-        make_uint2(kv_codes_of(c.format, s, b), kv_codes_of(c.format, s, b + 4));
-}
-
-/* The cosines and sines of N pairs of a position, from pair d on. */
-template <int N>
-__device__ __forceinline__ void load_angles(float4 *cos_sin, const struct rope_view &rope,
-                                            int32_t position, int32_t d)
-{
-    const int32_t pos = position < rope.max_pos ? position : rope.max_pos - 1;
-    const float4 *table = (const float4 *)(rope.cos_sin + ((int64_t)pos * rope.n_pairs + d) * 2);
-#pragma unroll
-    for (int e = 0; e < N; e += 2) {
-        cos_sin[e / 2] = table[e / 2];
-    }
-}
-
-/* A thread's part of a head: N elements from `first` on, and N from `second` on. */
-template <typename T> struct head_part {
-    static constexpr int N = vec<T>::N;
-    int32_t first, second;
-    vec<T> low, high;
-
-    __device__ __forceinline__ void load(const T *head)
-    {
-        low.load(head + first);
-        high.load(head + second);
-    }
-
-    /* Adds the partial sums of row r, in which the head begins at element `at`. */
-    __device__ __forceinline__ void load_sums(const struct sum_parts &sums, int32_t r, int32_t at)
-    {
-        load_sum(&low, sums, r, at + first);
-        load_sum(&high, sums, r, at + second);
-    }
-
-    __device__ __forceinline__ void store(T *head) const
-    {
-        low.store(head + first);
-        high.store(head + second);
-    }
-};
-
-/* Where a head of K or V is stored: at `to`, or if pages have codes, at `at`. */
+/* Where a key and its value are stored: at `to`, or if pages have codes, at `at`. */
 template <bool CODES, typename T>
 __device__ __forceinline__ void locate(const struct kv_view &kv, const struct pass_view &pass,
-                                       const struct pass_row &row, int32_t kv_head, bool is_v,
-                                       T **to, struct kv_place *at)
+                                       const struct pass_row &row, int32_t kv_head, T *to[2],
+                                       struct kv_place *at)
 {
     int64_t page;
     int32_t token;
@@ -259,7 +188,8 @@ __device__ __forceinline__ void locate(const struct kv_view &kv, const struct pa
     if (CODES) {
         *at = kv_place_of(kv, page, kv_head, token);
     } else {
-        *to = plain_head<T>(kv, page, token, kv_head, is_v);
+        to[0] = plain_head<T>(kv, page, token, kv_head, false);
+        to[1] = plain_head<T>(kv, page, token, kv_head, true);
     }
 }
 
@@ -286,40 +216,6 @@ __device__ __forceinline__ void norm_head(const head_part<T> &part, const struct
     }
 }
 
-/* Rotates N pairs by the angles of `cos_sin`. */
-template <int N> __device__ __forceinline__ void turn_all(float *a, float *b, const float4 *cos_sin)
-{
-#pragma unroll
-    for (int e = 0; e < N; e += 2) {
-        const float4 cs = cos_sin[e / 2];
-        turn(a[e], b[e], cs.x, cs.y);
-        turn(a[e + 1], b[e + 1], cs.z, cs.w);
-    }
-}
-
-/* Loads a thread's part of a head and, for a key, of its value. Waits for the preceding kernel if
- * that left partial sums. at: the head's first element in the row; to_value: from a key. */
-template <typename T>
-__device__ __forceinline__ void load_parts(head_part<T> &mine, head_part<T> &value, bool is_k,
-                                           const struct sum_parts &sums, const T *head, int32_t r,
-                                           int32_t at, int32_t to_value)
-{
-    if (sums.n > 0) {
-        pdl_wait();
-        pdl_trigger();
-        mine.load_sums(sums, r, at);
-        if (is_k) {
-            value.load_sums(sums, r, at + to_value);
-        }
-    } else {
-        pdl_trigger();
-        mine.load(head);
-        if (is_k) {
-            value.load(head + to_value);
-        }
-    }
-}
-
 /* The norm and the rotation of a thread's elements. `turns`: they are rotated. */
 template <typename T, norm_when NORM>
 __device__ __forceinline__ void norm_and_turn(const head_part<T> &part, const struct rope_params &p,
@@ -337,95 +233,129 @@ __device__ __forceinline__ void norm_and_turn(const head_part<T> &part, const st
     }
 }
 
-/* Clears a value that cannot be stored. Returns false for its key. */
-template <typename T, bool CODES>
-__device__ __forceinline__ bool check_value(head_part<T> &mine, const head_part<T> &value,
-                                            bool is_k, bool is_v)
+/* The two heads of a group of threads: queries, of which the second may not exist, or a key and its
+ * value. Rows are taken from the last to the first: the L2 cache still holds the last ones that the
+ * product has written. */
+struct head_pair {
+    int32_t row;          // negative: none
+    int32_t kv_head;      // negative for queries
+    int32_t first, apart; // where the first head begins in the row, and the second after it
+    bool has_second;
+};
+
+__device__ __forceinline__ struct head_pair head_pair_of(const struct rope_params &p,
+                                                         int32_t n_rows, int32_t group)
 {
-    if (is_k) {
-        return are_storable<T, CODES>(value.low, value.high);
+    const int32_t n_queries = (p.n_heads + 1) / 2, per_row = n_queries + p.n_kv_heads;
+    const int32_t from_end = group / per_row, i = group - from_end * per_row;
+    struct head_pair h = {n_rows - 1 - from_end, i - n_queries, 2 * i * p.head_dim, p.head_dim,
+                          2 * i + 1 < p.n_heads};
+    if (h.kv_head >= 0) {
+        h.first = (p.n_heads + h.kv_head) * p.head_dim;
+        h.apart = p.n_kv_heads * p.head_dim;
+        h.has_second = true;
     }
-    if (is_v && !are_storable<T, CODES>(mine.low, mine.high)) {
-        *(uint4 *)mine.low.v = *(uint4 *)mine.high.v = make_uint4(0, 0, 0, 0);
+    return h;
+}
+
+template <typename T>
+__device__ __forceinline__ void load_both(head_part<T> (&part)[2], T *const (&head)[2],
+                                          bool has_second)
+{
+    part[0].load(head[0]);
+    if (has_second) {
+        part[1].load(head[1]);
     }
-    return true;
+}
+
+template <typename T>
+__device__ __forceinline__ void
+load_both_sums(head_part<T> (&part)[2], const struct sum_parts &sums, const struct head_pair &h)
+{
+    part[0].load_sums(sums, h.row, h.first);
+    if (h.has_second) {
+        part[1].load_sums(sums, h.row, h.first + h.apart);
+    }
 }
 
 /* The common case: 16-bit heads that are rotated in halves, either whole or only their first
- * elements, with an RMS norm per head or none. A thread has two vectors of 16 bytes: one in the
- * first half of the rotated elements and its partner in the second half, or two of the elements
- * that are not rotated. A thread with vectors of a key also checks the same vectors of its value
- * (see are_storable).
- */
+ * elements, with an RMS norm per head or none. A thread has two vectors of 16 bytes of each of two
+ * heads: one in the first half of the rotated elements and its partner in the second half, or two
+ * of the elements that are not rotated. The heads are two queries, or a key and its value, which is
+ * checked with it (see are_storable): so more bytes are in flight, and angles are read once for
+ * both. */
 template <typename T, norm_when NORM, bool CODES>
-__global__ void rope_store_vec_kernel(T *qkv, struct rope_params p, struct rope_view rope,
-                                      const float *q_norm, const float *k_norm, struct kv_view kv,
-                                      struct pass_view pass, int32_t n_rows, int32_t group_shift,
-                                      struct sum_parts sums)
+__global__ void __launch_bounds__(ROPE_VEC_THREADS)
+    rope_store_vec_kernel(T *qkv, struct rope_params p, struct rope_view rope, const float *q_norm,
+                          const float *k_norm, struct kv_view kv, struct pass_view pass,
+                          int32_t n_rows, int32_t group_shift, struct sum_parts sums)
 {
     constexpr int N = vec<T>::N;
-    const int32_t group = 1 << group_shift; // number of threads per head
-    const int32_t n_all = p.n_heads + 2 * p.n_kv_heads, per_row = n_all << group_shift;
-    const int32_t item = blockIdx.x * blockDim.x + threadIdx.x;
-    const int32_t r = item / per_row, h = (item - r * per_row) >> group_shift;
+    const int32_t group = 1 << group_shift; // number of threads per pair of heads
+    const int32_t thread = blockIdx.x * blockDim.x + threadIdx.x;
+    const struct head_pair h = head_pair_of(p, n_rows, thread >> group_shift);
     /* A product that leaves partial sums triggers this kernel only after all kernels before it have
      * ended. What that product does not write can be read before the wait. */
-    if (sums.n == 0 || r >= n_rows) {
+    if (sums.n == 0 || h.row < 0) {
         pdl_wait();
     }
-    if (r >= n_rows) {
-        // All threads of a group return together, because the number of threads in a row is a
-        // multiple of the group.
-        return;
+    if (h.row < 0) {
+        return; // all threads of a group
     }
-    const int32_t half = p.head_dim / 2, d = (item & (group - 1)) * N;
-    const bool turns = d < rope.n_pairs;
-    head_part<T> mine, value;
-    mine.first = turns ? d : d + rope.n_pairs;
-    mine.second = d + (turns ? rope.n_pairs : half);
-    const struct pass_row row = pass.rows[r];
-    T *head = qkv + (int64_t)r * p.stride + (int64_t)h * p.head_dim;
-    const bool is_q = h < p.n_heads, is_v = h >= p.n_heads + p.n_kv_heads;
+    const int32_t half = p.head_dim / 2, d = (thread & (group - 1)) * N;
+    const bool turns = d < rope.n_pairs, is_q = h.kv_head < 0;
+    head_part<T> part[2];
+    part[0].first = part[1].first = turns ? d : d + rope.n_pairs;
+    part[0].second = part[1].second = d + (turns ? rope.n_pairs : half);
+    T *to[2] = {qkv + (int64_t)h.row * p.stride + h.first, NULL};
+    to[1] = to[0] + h.apart;
+    if (sums.n > 0) {
+        if (turns) {
+            asm volatile(
+                "prefetch.global.L1 [%0];" ::"l"(angles_at(rope, pass.rows[h.row].pos, d)));
+        }
+        pdl_wait();
+        pdl_trigger();
+        load_both_sums(part, sums, h);
+    } else {
+        pdl_trigger();
+        load_both(part, to, h.has_second); // first, because the loads below wait for one another
+    }
+    const struct pass_row row = pass.rows[h.row];
     float4 cos_sin[N / 2];
-    if (turns && !is_v) {
-        load_angles<N>(cos_sin, rope, row.pos, d);
+    if (turns) {
+        const float4 *angles = angles_at(rope, row.pos, d);
+#pragma unroll
+        for (int e = 0; e < N / 2; e++) {
+            cos_sin[e] = angles[e];
+        }
     }
-    T *to = head;
     struct kv_place at = {};
     if (!is_q) {
-        const int32_t kv_head = h - p.n_heads - (is_v ? p.n_kv_heads : 0);
-        locate<CODES>(kv, pass, row, kv_head, is_v, &to, &at);
+        locate<CODES>(kv, pass, row, h.kv_head, to, &at);
     }
-    const bool is_k = !is_q && !is_v;
-    value.first = mine.first;
-    value.second = mine.second;
-    load_parts(mine, value, is_k, sums, head, r, h * p.head_dim, p.n_kv_heads * p.head_dim);
-    const bool ok = check_value<T, CODES>(mine, value, is_k, is_v);
-    float a[N], b[N];
+    const bool ok = is_q || check_value<T, CODES>(part[1]);
+    const float growth = is_q ? growth_at(p.growth, row.pos) : 1.0f;
 #pragma unroll
-    for (int e = 0; e < N; e++) {
-        a[e] = to_float(mine.low.v[e]);
-        b[e] = to_float(mine.high.v[e]);
-    }
-    if (!is_v || p.v_norm) {
-        const float *weight = is_v ? NULL : k_norm;
-        if (is_q) {
-            weight = q_norm;
+    for (int k = 0; k < 2; k++) {
+        const bool is_v = k == 1 && !is_q;
+        float a[N], b[N];
+        part[k].get(a, b);
+        if (!is_v || p.v_norm) {
+            const float *weight = is_v ? NULL : k_norm;
+            if (is_q) {
+                weight = q_norm;
+            }
+            norm_and_turn<T, NORM>(part[k], p, weight, group, is_v, turns, cos_sin, a, b);
+            a[0] = ok || is_v ? a[0] : NAN;
+            part[k].set(a, b, growth);
         }
-        norm_and_turn<T, NORM>(mine, p, weight, group, is_v, turns, cos_sin, a, b);
-        a[0] = ok ? a[0] : NAN;
-        const float growth = is_q ? growth_at(p.growth, row.pos) : 1.0f;
-#pragma unroll
-        for (int e = 0; e < N; e++) {
-            mine.low.v[e] = from_float<T>(a[e] * growth);
-            mine.high.v[e] = from_float<T>(b[e] * growth);
+        if (CODES && !is_q) {
+            store_codes<N>(kv, at, is_v, group, half, d, a, b);
+        } else if (k == 0 || h.has_second) {
+            part[k].store(to[k]);
         }
     }
-    if (CODES && !is_q) {
-        store_codes<N>(kv, at, is_v, group, half, d, a, b);
-        return;
-    }
-    mine.store(to);
 }
 
 /* A norm over the whole width must read the row before other warps rotate their heads, so a
@@ -493,7 +423,7 @@ template <typename T, bool CODES> static auto vec_kernel(norm_when norm)
     }
 }
 
-/* A thread has one vector of a head; 2^shift threads share the head. */
+/* 2^shift threads share a pair of heads. */
 template <typename T>
 static cudaError_t rope_store_vec(cudaStream_t stream, const struct rope_store_args *a,
                                   const struct rope_params &p, const struct rope_view *rope,
@@ -501,8 +431,9 @@ static cudaError_t rope_store_vec(cudaStream_t stream, const struct rope_store_a
                                   const struct kv_view *kv, const struct pass_view *pass,
                                   int32_t shift, const struct sum_parts &sums)
 {
-    const int64_t items = (int64_t)a->n_rows * ((a->n_heads + 2 * a->n_kv_heads) << shift);
-    const dim3 block(128), grid((unsigned)((items + 127) / 128));
+    const int64_t n_pairs = (a->n_heads + 1) / 2 + a->n_kv_heads, n = a->n_rows * n_pairs << shift;
+    const dim3 block(ROPE_VEC_THREADS);
+    const dim3 grid((unsigned)((n + ROPE_VEC_THREADS - 1) / ROPE_VEC_THREADS));
     T *qkv = (T *)a->qkv.mem.p;
     norm_when norm = p.norm_after ? NORM_LAST : NORM_FIRST;
     if (p.qk_norm != QK_NORM_HEAD) {

@@ -41,7 +41,7 @@ TEST(attention_agrees)
     NEED_GPU();
     static const struct shape shapes[] = {
         {4, 2, 64, 32, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16, false, 0, false, 0},
-        {8, 1, 128, 64, false, QK_NORM_HEAD, NORM_RMS, 0, 0.0f, false, 16, false, 0, false, 0},
+        {7, 1, 128, 64, false, QK_NORM_HEAD, NORM_RMS, 0, 0.0f, false, 16, false, 0, false, 0},
         {3, 3, 80, 20, true, QK_NORM_NONE, NORM_RMS, 32, 0.0f, false, 16, false, 0, false, 0},
         {4, 4, 16, 8, false, QK_NORM_WIDTH, NORM_RMS, 0, 20.0f, false, 16, false, 0, false, 0},
         {8, 2, 96, 48, true, QK_NORM_HEAD, NORM_LAYER, 48, 0.0f, true, 16, false, 0, false, 0},
@@ -79,7 +79,7 @@ TEST(attention_to_codes_agrees)
     NEED_GPU();
     static const struct shape shapes[] = {
         {4, 2, 64, 32, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16, false, 0, false, 0},
-        {8, 1, 128, 64, false, QK_NORM_HEAD, NORM_RMS, 0, 0.0f, false, 32, false, 0, false, 0},
+        {7, 1, 128, 64, false, QK_NORM_HEAD, NORM_RMS, 0, 0.0f, false, 32, false, 0, false, 0},
         {3, 3, 80, 20, true, QK_NORM_NONE, NORM_RMS, 32, 0.0f, false, 16, false, 0, false, 0},
         {8, 2, 96, 48, true, QK_NORM_HEAD, NORM_LAYER, 48, 0.0f, true, 64, false, 0, false, 0},
         {4, 1, 112, 56, false, QK_NORM_NONE, NORM_RMS, 40, 0.0f, false, 16, false, 0, false, 0},
