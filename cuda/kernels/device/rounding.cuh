@@ -10,6 +10,7 @@
 #include "cuda/kernels/device/types.cuh"
 
 #include <cuda_fp8.h>
+#include <type_traits>
 
 enum { ROUND_PIECE = 8, ROUND_GROUP = 128 };
 
@@ -25,14 +26,17 @@ __device__ __forceinline__ float round_scale(const struct round_args &a, float l
     return scale;
 }
 
+/* Pairs of 16-bit values, so that the values need not be kept as floats, too. */
 template <typename T> __device__ __forceinline__ float round_largest(const vec<T> &v)
 {
-    float largest = 0.0f;
+    using pair = std::conditional_t<std::is_same<T, bf16_t>::value, __nv_bfloat162, __half2>;
+    const pair *pairs = (const pair *)v.v;
+    pair largest = __habs2(pairs[0]);
 #pragma unroll
-    for (int i = 0; i < ROUND_PIECE; i++) {
-        largest = fmaxf(largest, fabsf(to_float(v.v[i])));
+    for (int i = 1; i < ROUND_PIECE / 2; i++) {
+        largest = __hmax2(largest, __habs2(pairs[i]));
     }
-    return largest;
+    return fmaxf(fmaxf(to_float(largest.x), to_float(largest.y)), 0.0f); // 0 if all are NaN
 }
 
 /* The maximum over the group of 128 values that the half warp holds. All its threads must call
