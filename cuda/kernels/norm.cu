@@ -1,101 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-/* RMS and layer norm, fused with the residual addition before it. A block processes one row at a
- * time and reads it once; blocks with several rows load the next one meanwhile. The sum of squares
- * uses the row as rounded for storage, so that a fused norm gives the same bits as a norm of the
- * stored residual. If only a product of FP8 codes reads the result, it is written as codes. Bound
- * by memory bandwidth, or by latency for few rows. */
+/* RMS and layer norm, fused with the residual addition before it. A block has a row and reads it
+ * once; many rows are left to norm_many.cuh. The sum of squares uses the row as rounded for
+ * storage, so that a fused norm gives the same bits as a norm of the stored residual. If only a
+ * product of FP8 codes reads the result, it is written as codes. Bound by memory bandwidth, or by
+ * latency for few rows. */
 #include "cuda/kernels/device/launch.cuh"
-#include "cuda/kernels/device/norm.cuh"
 #include "cuda/kernels/device/pairs.cuh"
-#include "cuda/kernels/device/rounding.cuh"
-#include "cuda/kernels/device/sums.cuh"
 #include "cuda/kernels/kernels.h"
+#include "cuda/kernels/norm_many.cuh"
 
-/* Strides are in elements. A row of x is written back if a delta is added. */
-struct norm_params {
-    int32_t x_stride, delta_stride, out_stride, n_rows, width;
-    float eps, weight_offset, delta_scale, x_scale;
-    bool layer;              // subtract the mean
-    struct sum_parts sums;   // partial sums of delta; n 0: delta itself is read
-    struct round_args codes; // if codes.codes is not NULL, codes replace `out`
-};
-
-/* A thread's vectors of a row. */
-template <typename T, int NV>
-__device__ __forceinline__ void load_row(vec<T> (&v)[NV], const T *row, int32_t width)
-{
-#pragma unroll
-    for (int j = 0; j < NV; j++) {
-        const int i = (j * blockDim.x + threadIdx.x) * vec<T>::N;
-        if (i < width) {
-            v[j].load(row + i);
-        }
-    }
-}
-
-/* The elements of the norm's weight that the thread's vectors need. */
-template <int NV, int N>
-__device__ __forceinline__ void load_weight(float (&w)[NV][N], const float *weight,
-                                            const struct norm_params &p)
-{
-#pragma unroll
-    for (int j = 0; j < NV; j++) {
-        const int i = (j * blockDim.x + threadIdx.x) * N;
-#pragma unroll
-        for (int e = 0; e < N; e++) {
-            w[j][e] = weight && i < p.width ? weight[i + e] + p.weight_offset : 1.0f;
-        }
-    }
-}
-
-/* Normalises the thread's vectors of a row. STORES: writes them to out. */
-template <bool STORES, typename T, int NV, int N>
-__device__ __forceinline__ void norm_row(vec<T> (&v)[NV], const float (&w)[NV][N],
-                                         const float *bias, const struct row_moments &m, int width,
-                                         T *out)
-{
-#pragma unroll
-    for (int j = 0; j < NV; j++) {
-        const int i = (j * blockDim.x + threadIdx.x) * N;
-        if (i < width) {
-#pragma unroll
-            for (int e = 0; e < N; e++) {
-                v[j].v[e] = from_float<T>(normed(to_float(v[j].v[e]), w[j][e],
-                                                 bias ? bias[i + e] : 0.0f, m.mean, m.scale));
-            }
-            if (STORES) {
-                v[j].store(out + i);
-            }
-        }
-    }
-}
-
-/* The residual of a vector, with the delta added to it and rounded as it is stored. */
-template <typename T>
-__device__ __forceinline__ void add_delta(vec<T> &v, const vec<T> &d, const struct norm_params &p)
-{
-#pragma unroll
-    for (int e = 0; e < vec<T>::N; e++) {
-        const float f = to_float(v.v[e]) + p.delta_scale * to_float(d.v[e]);
-        v.v[e] = from_float<T>(f * p.x_scale);
-    }
-}
-
-/* sum plus what a vector adds to the row's first moment. */
-template <typename T>
-__device__ __forceinline__ float add_moments(float sum, const vec<T> &v, bool layer)
-{
-#pragma unroll
-    for (int e = 0; e < vec<T>::N; e++) {
-        sum = moment_add(sum, to_float(v.v[e]), layer);
-    }
-    return sum;
-}
-
-/* Each thread keeps NV vectors of the row in registers. CODES: writes p.codes. MANY: a block has
- * several rows, and loads the next one while it computes. Without MANY it leaves enough registers
- * for the product whose blocks start beside it. */
-template <typename T, int NV, bool CODES, bool MANY>
+/* Each thread keeps NV vectors of the row in registers. CODES: writes p.codes. It leaves enough
+ * registers for the product whose blocks start beside it. */
+template <typename T, int NV, bool CODES>
 __global__ void __launch_bounds__(1024)
     norm_vec_kernel(T *x, const T *delta, T *out, const float *weight, const float *bias,
                     struct norm_params p)
@@ -108,7 +24,7 @@ __global__ void __launch_bounds__(1024)
     pdl_trigger(); // before the wait: see device/launch.cuh
     /* A product that leaves partial sums triggers this kernel only after all kernels before it have
      * ended. The residual is not the output of that product, so it can be read before the wait. */
-    const bool has_sums = !MANY && NV <= 2 && p.sums.n > 0;
+    const bool has_sums = NV <= 2 && p.sums.n > 0;
     vec<T> v[NV], d[NV];
     if (has_sums) {
         load_row(v, x + (int64_t)blockIdx.x * p.x_stride, p.width);
@@ -116,54 +32,30 @@ __global__ void __launch_bounds__(1024)
     pdl_wait();
     if (!has_sums) {
         load_row(v, x + (int64_t)blockIdx.x * p.x_stride, p.width);
-        if (MANY && delta) {
-            load_row(d, delta + (int64_t)blockIdx.x * p.delta_stride, p.width);
+    }
+    const int row = blockIdx.x;
+    float sum = 0.0f;
+#pragma unroll
+    for (int j = 0; j < NV; j++) {
+        const int i = (j * blockDim.x + threadIdx.x) * N;
+        if (i < p.width) {
+            if (delta) {
+                if (has_sums) {
+                    load_sum(&d[j], p.sums, row, i);
+                } else {
+                    d[j].load(delta + (int64_t)row * p.delta_stride + i);
+                }
+                add_delta(v[j], d[j], p);
+                v[j].store(x + (int64_t)row * p.x_stride + i);
+            }
+            sum = add_moments(sum, v[j], p.layer);
         }
     }
-    int row = blockIdx.x;
-#pragma unroll 1
-    for (;;) {
-        const int next = row + gridDim.x;
-        vec<T> next_v[NV], next_d[NV];
-        if (MANY && next < p.n_rows) {
-            load_row(next_v, x + (int64_t)next * p.x_stride, p.width);
-            if (delta) {
-                load_row(next_d, delta + (int64_t)next * p.delta_stride, p.width);
-            }
-        }
-        float sum = 0.0f;
-#pragma unroll
-        for (int j = 0; j < NV; j++) {
-            const int i = (j * blockDim.x + threadIdx.x) * N;
-            if (i < p.width) {
-                if (delta) {
-                    if (has_sums) {
-                        load_sum(&d[j], p.sums, row, i);
-                    } else if (!MANY) {
-                        d[j].load(delta + (int64_t)row * p.delta_stride + i);
-                    }
-                    add_delta(v[j], d[j], p);
-                    v[j].store(x + (int64_t)row * p.x_stride + i);
-                }
-                sum = add_moments(sum, v[j], p.layer);
-            }
-        }
-        if (out) {
-            const struct row_moments m =
-                row_moments_of<T, NV>(v, sum, p.layer, p.width, p.eps, shared);
-            norm_row<!CODES>(v, w, bias, m, p.width, out + (int64_t)row * p.out_stride);
-            if constexpr (CODES) {
-                round_row<T, NV>(p.codes, row, 0, v, shared);
-            }
-        }
-        if (!MANY || next >= p.n_rows) {
-            return;
-        }
-        row = next;
-#pragma unroll
-        for (int j = 0; j < NV; j++) {
-            v[j] = next_v[j];
-            d[j] = next_d[j];
+    if (out) {
+        const struct row_moments m = row_moments_of<T, NV>(v, sum, p.layer, p.width, p.eps, shared);
+        norm_row<!CODES>(v, w, bias, m, p.width, out + (int64_t)row * p.out_stride);
+        if constexpr (CODES) {
+            round_row<T, NV>(p.codes, row, 0, v, shared);
         }
     }
 }
@@ -207,50 +99,31 @@ __global__ void norm_plain_kernel(X *x, const T *delta, T *out, const float *wei
     }
 }
 
-/* One block per row. But if there are many rows, each with at most one vector per thread, there are
- * only as many blocks as the device can hold at once. */
-static int n_blocks_of(int n_rows, int n_vecs, int threads)
+template <typename T, int NV, bool CODES>
+static cudaError_t norm_vecs(cudaStream_t stream, int threads, T *x, const T *delta, T *out,
+                             const float *weight, const float *bias, const struct norm_params &p)
 {
-    enum { MANY = 4, THREADS_AT_ONCE = 1024 };
-    const int n_sms = n_multiprocessors(), fit = THREADS_AT_ONCE / threads * n_sms;
-    return n_vecs <= threads && n_rows > MANY * n_sms && n_rows > fit ? fit : n_rows;
-}
-
-/* FP8 codes can be written only for 16-bit types. */
-template <typename T, int NV, bool MANY>
-static cudaError_t norm_vecs(cudaStream_t stream, const dim3 &grid, const dim3 &block, T *x,
-                             const T *delta, T *out, const float *weight, const float *bias,
-                             const struct norm_params &p)
-{
-    if constexpr (sizeof(T) == 2) {
-        if (p.codes.codes) {
-            return launch(norm_vec_kernel<T, NV, true, MANY>, grid, block, 0, stream, x, delta, out,
-                          weight, bias, p);
-        }
-    }
-    return launch(norm_vec_kernel<T, NV, false, MANY>, grid, block, 0, stream, x, delta, out,
-                  weight, bias, p);
+    return launch(norm_vec_kernel<T, NV, CODES>, dim3(p.n_rows), dim3(threads), 0, stream, x, delta,
+                  out, weight, bias, p);
 }
 
 /* Chooses the fewest vectors per thread that cover the row. */
-template <typename T>
+template <typename T, bool CODES>
 static cudaError_t norm_vec(cudaStream_t stream, const struct norm_args *a, const float *weight,
                             const float *bias, const struct norm_params &p)
 {
     T *x = (T *)a->x.mem.p, *out = (T *)a->out.mem.p;
     const T *delta = (const T *)a->delta.mem.p;
+    if (norm_many_takes<T>(p)) {
+        return norm_many<T, CODES>(stream, x, delta, out, weight, bias, p);
+    }
     const int n_vecs = a->width / vec<T>::N;
     const int threads = n_vecs >= 1024 ? 1024 : (n_vecs + 31) / 32 * 32;
-    const int n_blocks = p.sums.n > 0 ? a->n_rows : n_blocks_of(a->n_rows, n_vecs, threads);
-    const dim3 grid(n_blocks), block(threads);
-    if (n_blocks < a->n_rows) {
-        return norm_vecs<T, 1, true>(stream, grid, block, x, delta, out, weight, bias, p);
-    }
     switch ((n_vecs + threads - 1) / threads) {
-    case 1: return norm_vecs<T, 1, false>(stream, grid, block, x, delta, out, weight, bias, p);
-    case 2: return norm_vecs<T, 2, false>(stream, grid, block, x, delta, out, weight, bias, p);
+    case 1: return norm_vecs<T, 1, CODES>(stream, threads, x, delta, out, weight, bias, p);
+    case 2: return norm_vecs<T, 2, CODES>(stream, threads, x, delta, out, weight, bias, p);
     case 3:
-    case 4: return norm_vecs<T, 4, false>(stream, grid, block, x, delta, out, weight, bias, p);
+    case 4: return norm_vecs<T, 4, CODES>(stream, threads, x, delta, out, weight, bias, p);
     default: return cudaErrorInvalidValue;
     }
 }
@@ -542,7 +415,11 @@ extern "C" cudaError_t k_norm(cudaStream_t stream, const struct norm_args *a, co
         p.codes = *codes;
     }
     if (has_vectors(a, act)) {
-        BY_DTYPE(act, T, return norm_vec<T>(stream, a, weight, bias, p));
+        if (p.codes.codes) { // k_norm_makes_codes
+            return act == DT_BF16 ? norm_vec<bf16_t, true>(stream, a, weight, bias, p)
+                                  : norm_vec<f16_t, true>(stream, a, weight, bias, p);
+        }
+        BY_DTYPE(act, T, return norm_vec<T, false>(stream, a, weight, bias, p));
     }
     const dim3 grid(a->n_rows), block(256);
     BY_DTYPE(

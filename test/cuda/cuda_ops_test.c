@@ -59,7 +59,7 @@ TEST(a_row_of_a_norm_does_not_depend_on_the_others_in_deterministic_mode)
 {
     NEED_GPU();
     enum { ROWS = 2048 };
-    static const int32_t rows[] = {1, 2, 7, 16, 33, 64, 129, 256, 512}, widths[] = {67, 512, 1024};
+    static const int32_t rows[] = {1, 2, 7, 16, 33, 64, 129, 256, 512}, widths[] = {67, 1096, 4096};
     for (int32_t i = 0; i < COUNT(pair_dtypes) * COUNT(widths); i++) {
         const int32_t width = widths[i % COUNT(widths)];
         struct pair p;
