@@ -34,7 +34,8 @@ enum {
     W_BYTES = COLUMNS * DEPTH * 2,
     STAGE_BYTES = X_BYTES + W_BYTES,
     SMEM_BYTES = STAGES * STAGE_BYTES + 2048, // 2048: alignment and barriers
-    MIN_ROWS_PER_EXPERT = 32, // on average; faster than moe.cu from 16 on (fewer were not measured)
+    MIN_ROWS = 17,                            // fewer are computed by few.cu
+    MIN_ROWS_PER_EXPERT = 2,                  // on average; with one, moe.cu takes as long
 };
 
 /* ---- the products -------------------------------------------------------------------------- */
@@ -352,7 +353,7 @@ bool moe_rounds(const struct moe_ffn_args *a, const struct moe_weights *w)
 extern "C" bool k_moe_sm90_takes(const struct moe_ffn_args *a, const struct moe_weights *w,
                                  int32_t sm, int32_t n_sms)
 {
-    return sm == 90 && n_sms >= 2 && moe_rounds(a, w) &&
+    return sm == 90 && n_sms >= 2 && moe_rounds(a, w) && a->n_rows >= MIN_ROWS &&
            (int64_t)a->n_rows * a->k >= (int64_t)a->n_experts * MIN_ROWS_PER_EXPERT;
 }
 
