@@ -105,7 +105,7 @@ static void inputs_case(const struct inputs_case *c, enum dtype dtype, bool dete
     pair_close(&p);
 }
 
-/* Stored scales, scales per row, with a limit that clips inputs, and scales per group of 128. */
+/* Stored scales, scales per row, and scales per group of 128. */
 TEST(products_with_rounded_inputs_agree)
 {
     NEED_GPU();
@@ -113,7 +113,6 @@ TEST(products_with_rounded_inputs_agree)
         {0, {.from_row = true}},
         {0, {.scale = 0.01f}},
         {1, {.from_row = true}},
-        {1, {.from_row = true, .limit = 0.5f}},
         {1, {.from_row = true, .power_of_two = true}},
         {2, {.from_row = true, .group = 128}},
         {2, {.from_row = true, .group = 128, .power_of_two = true}},
@@ -156,8 +155,9 @@ static void set_up_pair(struct pair *p)
 
 /* Norms and activations that round their output for the next product. */
 static const struct inputs_case fused_cases[] = {
-    {1, {.from_row = true}}, {1, {.from_row = true, .limit = 0.5f}},
-    {1, {.scale = 0.01f}},   {2, {.from_row = true, .group = 128}},
+    {1, {.from_row = true}},
+    {1, {.scale = 0.01f}},
+    {2, {.from_row = true, .group = 128}},
     {6, {.from_row = true}}, // has no product of codes, so the ops run separately
 };
 
@@ -368,7 +368,6 @@ TEST(experts_with_rounded_inputs_agree)
     static const struct inputs_case powers = {
         2, {.from_row = true, .group = 128, .power_of_two = true}};
     static const struct inputs_case rows = {1, {.from_row = true}}, stored = {0, {.scale = 0.01f}};
-    static const struct inputs_case clipped = {1, {.from_row = true, .limit = 0.05f}};
     static const struct inputs_case plain = {4, {.from_row = true}}; // stored in 16 bits
     const struct experts_case cases[] = {
         {blocks, 1, 4, 2, 256, 384, ACT_SILU, false},
@@ -380,7 +379,6 @@ TEST(experts_with_rounded_inputs_agree)
         {powers, 33, 5, 2, 136, 160, ACT_GELU_TANH, false},
         {rows, 40, 5, 3, 136, 160, ACT_SILU, false},
         {rows, 300, 3, 2, 256, 160, ACT_GPT_OSS, true},
-        {clipped, 40, 5, 3, 136, 160, ACT_SILU, false},
         {stored, 1, 3, 2, 256, 160, ACT_SILU, false},
         {stored, 300, 4, 2, 136, 96, ACT_SILU, false},
         {plain, 20, 4, 2, 136, 52, ACT_SILU, false},
@@ -402,6 +400,29 @@ TEST(rows_of_rounded_experts_do_not_depend_on_others)
     experts_case(&many, DT_F16, false, 133);
     experts_case(&many, DT_BF16, true, 1);
     experts_case(&other, DT_F16, true, 7);
+}
+
+/* A limit clips the larger inputs of products, of ops that leave codes, and of experts. */
+TEST(scales_of_inputs_can_be_limited)
+{
+    NEED_GPU();
+    enum { N_IN = 256, FFN = 1088, N_OUT = 272 };
+    static const struct inputs_case clipped = {1, {.from_row = true, .limit = 0.5f}};
+    static const struct inputs_case more = {1, {.from_row = true, .limit = 0.05f}};
+    const struct experts_case experts = {more, 40, 5, 3, 136, 160, ACT_SILU, false};
+    for (int32_t d = 1; d < COUNT(pair_dtypes); d++) {
+        inputs_case(&clipped, pair_dtypes[d], false);
+        experts_case(&experts, pair_dtypes[d], d % 2, 0);
+        struct pair p;
+        REQUIRE(pair_open(&p, pair_dtypes[d], false, NULL));
+        struct pair_weight up = open_rounded(&p, &clipped, 2 * FFN, N_IN);
+        struct pair_weight down = open_rounded(&p, &clipped, N_OUT, FFN);
+        set_up_pair(&p);
+        for (int32_t r = 0; r < COUNT(fused_rows); r++) {
+            mlp_case(&p, &up, &down, fused_rows[r], N_IN, FFN, N_OUT, ACT_SILU, "limited scales");
+        }
+        pair_close(&p);
+    }
 }
 
 int main(int argc, char **argv)
