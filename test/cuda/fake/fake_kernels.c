@@ -263,8 +263,8 @@ cudaError_t cudaLaunchKernel(const void *host, dim3 grid, dim3 block, void **arg
     return launch(host, grid, block, (dim3){1, 1, 1}, shared, stream, args);
 }
 
-/* Launches with attributes. Only one attribute matters here: the size of clusters. */
-cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *host, void **args)
+/* Of a launch's attributes only one matters here: the size of clusters. */
+static dim3 cluster_of(const cudaLaunchConfig_t *config)
 {
     dim3 cluster = {1, 1, 1};
     for (unsigned i = 0; i < config->numAttrs; i++) {
@@ -274,6 +274,27 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *ho
             cluster.z = config->attrs[i].val.clusterDim.z;
         }
     }
-    return launch(host, config->gridDim, config->blockDim, cluster, config->dynamicSmemBytes,
-                  config->stream, args);
+    return cluster;
+}
+
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *host, void **args)
+{
+    return launch(host, config->gridDim, config->blockDim, cluster_of(config),
+                  config->dynamicSmemBytes, config->stream, args);
+}
+
+/* As many as an H200 has multiprocessors for; a device may have room for fewer, or for more. */
+cudaError_t cudaOccupancyMaxActiveClusters(int *n, const void *host,
+                                           const cudaLaunchConfig_t *config)
+{
+    enum { MULTIPROCESSORS = 132 };
+    fake_lock();
+    cudaError_t e = fake_call();
+    if (e == cudaSuccess && !find_function(host)) {
+        e = cudaErrorInvalidDeviceFunction;
+    }
+    const dim3 cluster = cluster_of(config);
+    *n = MULTIPROCESSORS / (int)(cluster.x * cluster.y * cluster.z);
+    fake_unlock();
+    return e;
 }
