@@ -11,6 +11,7 @@ import signal
 import ssl
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -396,11 +397,13 @@ def test_parts_and_files_are_downloaded_concurrently(hub, env):
 
 def test_an_expired_storage_address_is_requested_again(hub, env):
     hub.add("org/small", {**LARGE, "model.safetensors": os.urandom(23 << 20)})
-    seen, late = [], []
+    seen, late, lock = [], [], threading.Lock()
 
     def expire(h):  # 12 parts: after the first 8, all addresses handed out before have expired
-        seen.append(h.path)
-        late[:] = late or ([hub.signed] if len(seen) == 9 else [])
+        with lock:
+            seen.append(h.path)
+            if len(seen) == 9:
+                late.append(hub.signed)
         if late and int(h.path.split("?")[1]) <= late[0]:
             h.send(403)
             return True
