@@ -68,7 +68,9 @@ struct engine_options {
     void (*on_lost)(void *arg); // called with callback_arg, on any thread, when another node is
                                 // lost; may be NULL
     void (*on_progress)(double share, const char *what, void *arg); // while loading; may be NULL
-    void (*wake)(void *arg); // called by the engine thread when the outbox becomes non-empty
+    /* Called by the engine thread once the outbox has become non-empty; if the device is idle then,
+     * after the next step has been submitted. */
+    void (*wake)(void *arg);
     void *callback_arg;
     bool no_thread;      // for tests: the caller runs the turns (engine_state.h)
     int32_t state_block; // for tests: positions between state boundaries; 0: STATE_BLOCK
