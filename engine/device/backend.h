@@ -46,6 +46,7 @@ enum weight_kind {
     WEIGHT_LINEAR,  // [out, in]: parts stacked by rows (q, k, v; gate, up)
     WEIGHT_EXPERTS, // n_experts matrices; the parts are expert 0's stack, then expert 1's, ...
     WEIGHT_HEADS,   // n_experts = heads small matrices, one per head (MLA's absorbed products)
+    WEIGHT_ADAPTER, // n_experts = adapters narrow matrices, one per adapter (struct adapter_pair)
 };
 
 struct weight_desc {
@@ -53,7 +54,7 @@ struct weight_desc {
     enum weight_kind kind;
     enum dtype dtype;                // dtype to store: DT_F32, DT_BF16 or DT_F16
     int64_t n_out, n_in;             // of one matrix; VECTOR: n_out 1, n_in the width
-    int32_t n_experts;               // for EXPERTS and HEADS; otherwise 1
+    int32_t n_experts;               // for EXPERTS, HEADS and ADAPTER; otherwise 1
     int32_t n_parts;                 // in total
     const struct weight_part *parts; // each with its own codec (codec.h)
     const struct weight_part
@@ -226,6 +227,7 @@ struct pass_row {
 struct pass_seq {
     int32_t lane, first_row, n_rows, n_past;
     bool tree;
+    int32_t adapter; // 1 + the index of the low-rank adapter of its rows; 0: none
 };
 
 enum { MAX_TREE_NODES = 128, TREE_MASK_WORDS = MAX_TREE_NODES / 64, MAX_TREE_PATH = 16 };
@@ -328,6 +330,16 @@ struct pass {
     int32_t n_keeps;
     const struct state_keep *keeps;
 };
+
+/* True if some sequence has an adapter. The products of such a pass differ from those of others. */
+static inline bool pass_is_adapted(const struct pass *p)
+{
+    bool adapted = false;
+    for (int32_t i = 0; i < p->n_seqs; i++) {
+        adapted = adapted || p->seqs[i].adapter > 0;
+    }
+    return adapted;
+}
 
 /* Adds out rows first_out .. +n_out of the final normed hidden states to the lane's pooled vector.
  * `start` zeroes the vector first; `finish` returns it in the results at this index. */

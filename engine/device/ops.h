@@ -63,6 +63,12 @@ struct norm_args {
     struct product_sums delta_sums; // partial sums of delta, read instead of its memory
 };
 
+/* The low-rank adapters of one weight, padded to one rank: the product of a row whose sequence has
+ * adapter a also has up_a (down_a x), where down_a is [rank, n_in] and up_a [n_out, rank]. */
+struct adapter_pair {
+    const struct weight *down, *up; // ADAPTER
+};
+
 /* y = x W^T + bias. x: [n_rows, n_in], act dtype; y: [n_rows, n_out], act dtype or fp32. A
  * row-sharded product (partial sums over ranks) adds no bias: see reduce. */
 struct linear_args {
@@ -80,6 +86,10 @@ struct linear_args {
      * (norm_adds_sums, rope_store_adds_sums); with `partial` only if reduce would do nothing. NULL:
      * y must be complete. */
     struct product_sums *sums;
+    /* NULL: none, or no sequence of the pass has an adapter. Only linear_adapter reads it; then the
+     * product has no `sums`. */
+    const struct adapter_pair *adapter;
+    bool out_rows; // the rows are the pass's out rows
 };
 
 /* y[row, h] = x[row, h] W_h^T for each head h: MLA's absorbed products. x: [n_rows, heads, x_head];
@@ -460,6 +470,10 @@ struct backend_ops {
     enum status (*moe)(struct backend *be, const struct norm_args *norm,
                        const struct shared_expert_args *shared, const struct moe_route_args *route,
                        const struct moe_ffn_args *ffn);
+
+    /* y += up_a (down_a x) for each row of a sequence with an adapter a, after linear with the same
+     * args. A row's sums do not depend on the other rows. NULL: adapters are unsupported. */
+    enum status (*linear_adapter)(struct backend *be, const struct linear_args *a);
 
     /* rope_store, then attention with its q, which may be left unrotated in memory; then, unless
      * NULL, a linear that is the only reader of attention's out, so that out need not be stored. */
