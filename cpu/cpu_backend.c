@@ -179,6 +179,7 @@ static const struct backend_ops cpu_ops = {
     .sample = cpu_sample,
     .pool = cpu_pool_rows,
     .linear_act = cpu_linear_act,
+    .linear_adapter = cpu_linear_adapter,
     .mlp = cpu_mlp,
     .norm_linear = cpu_norm_linear,
     .state_bytes = cpu_state_bytes,

@@ -91,7 +91,7 @@ struct weight {
     int64_t first_input, input_groups; // index of the first input in the whole tensor; number of
                                        // groups in the whole tensor
     bool shared_ranges;                // the inputs of a group are divided among ranks
-    float *vector;                     // VECTOR: [n_in]
+    float *vector;                     // VECTOR: [n_in]; ADAPTER: [n_matrices, n_out, n_in]
     float *bias;                       // [n_matrices, n_out] or NULL
 };
 
@@ -208,6 +208,8 @@ struct cpu_backend {
     size_t packed_rows_bytes;
     char *moe; // see cpu_moe.c
     size_t moe_bytes;
+    float *adapter_room; // see cpu_adapter.c
+    size_t adapter_room_bytes;
     struct scratch *scratch; // [n_threads]
     int32_t n_scratch;
 };
@@ -287,6 +289,7 @@ size_t cpu_free_bytes(void);
 enum status cpu_need_scratch(struct cpu_backend *cpu, size_t n_bytes);
 enum status cpu_need_rows(struct cpu_backend *cpu);
 enum status cpu_need_moe(struct cpu_backend *cpu);
+enum status cpu_need_adapter(struct cpu_backend *cpu, int64_t most);
 
 enum status cpu_weight_open(struct backend *be, const struct weight_desc *desc, struct weight **out,
                             struct err *err);
@@ -424,6 +427,8 @@ bool cpu_step_done(struct backend *be, int32_t slot);
 enum status cpu_embed(struct backend *be, const struct embed_args *a);
 enum status cpu_norm(struct backend *be, const struct norm_args *a);
 enum status cpu_linear(struct backend *be, const struct linear_args *a);
+enum status cpu_linear_adapter(struct backend *be, const struct linear_args *a);
+void cpu_adapter_round(enum dtype dtype, float *x, int64_t n);
 enum status cpu_linear_act(struct backend *be, const struct linear_args *a,
                            const struct activation_args *act);
 enum status cpu_mlp(struct backend *be, const struct linear_args *up,

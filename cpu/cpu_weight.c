@@ -328,6 +328,27 @@ static enum status read_bias(struct cpu_backend *cpu, const struct weight_desc *
     return OK;
 }
 
+/* Vectors and adapters are kept in fp32, as they are. */
+static enum status read_plain(struct cpu_backend *cpu, const struct weight_desc *desc,
+                              struct weight *w)
+{
+    int64_t n = 0;
+    w->vector = cpu_memory(cpu, cpu_weight_bytes(w));
+    if (!w->vector) {
+        return ERR_NOMEM;
+    }
+    for (int32_t i = 0; i < desc->n_parts; i++) {
+        for (int64_t r = 0; r < desc->parts[i].n_rows; r++, n++) {
+            part_row(&desc->parts[i], desc, r, n, w->vector + n * desc->n_in);
+        }
+    }
+    if (w->kind == WEIGHT_ADAPTER) {
+        cpu_adapter_round(w->dtype, w->vector, n * desc->n_in);
+        return cpu_need_adapter(cpu, greater(w->n_in, w->n_out));
+    }
+    return OK;
+}
+
 /* Weights are kept in a list and freed with the backend. */
 enum status cpu_weight_open(struct backend *be, const struct weight_desc *desc, struct weight **out,
                             struct err *err)
@@ -346,15 +367,8 @@ enum status cpu_weight_open(struct backend *be, const struct weight_desc *desc, 
     };
     cpu->weights = w;
     enum status st = OK;
-    if (desc->kind == WEIGHT_VECTOR) {
-        int64_t n = 0;
-        w->vector = cpu_memory(cpu, (size_t)(desc->n_out * desc->n_in) * sizeof(float));
-        for (int32_t i = 0; w->vector && i < desc->n_parts; i++) {
-            for (int64_t r = 0; r < desc->parts[i].n_rows; r++, n++) {
-                part_row(&desc->parts[i], desc, r, n, w->vector + n * desc->n_in);
-            }
-        }
-        st = w->vector ? OK : ERR_NOMEM;
+    if (desc->kind == WEIGHT_VECTOR || desc->kind == WEIGHT_ADAPTER) {
+        st = read_plain(cpu, desc, w);
     } else {
         st = cpu_inputs_open(cpu, desc, w);
         if (st == OK) {
@@ -373,8 +387,8 @@ enum status cpu_weight_open(struct backend *be, const struct weight_desc *desc, 
 
 size_t cpu_weight_bytes(const struct weight *w)
 {
-    if (w->kind == WEIGHT_VECTOR) {
-        return (size_t)(w->n_out * w->n_in) * sizeof *w->vector;
+    if (w->kind == WEIGHT_VECTOR || w->kind == WEIGHT_ADAPTER) {
+        return (size_t)(w->n_matrices * w->n_out * w->n_in) * sizeof *w->vector;
     }
     return w->packed_bytes;
 }
