@@ -41,6 +41,7 @@ void engine_fail_broken(struct engine *e, struct sequence *seq, const struct pla
         b->repeatable = repeatable;
         b->careful_turns = repeatable || e->states.block == 0 ? 0 : CAREFUL_TURNS;
         b->row = *row;
+        b->adapter = seq->request->adapter;
     }
     scheduler_doubt(&e->scheduler, seq->request);
     requests_fail(e, seq->request, ERR_NAN, text);
@@ -85,7 +86,8 @@ static enum status repeat_row(struct engine *e, int32_t layer, struct found *out
     const struct pass_row *row = &e->broken.row;
     const bool all = layer == AFTER_ALL_LAYERS, logits = all && !e->info.headless;
     const int32_t first = 0;
-    const struct pass_seq seq = {.lane = row->lane, .n_rows = 1, .n_past = row->pos};
+    const struct pass_seq seq = {
+        .lane = row->lane, .n_rows = 1, .n_past = row->pos, .adapter = e->broken.adapter};
     const struct pass_pool pool = {.lane = row->lane, .n_out = 1, .start = true, .finish = true};
     struct pass_draw draw = {.lane = row->lane,
                              .pos = row->pos,

@@ -6,6 +6,7 @@
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
 #include "engine/base/minmax.h"
+#include "engine/model/adapter.h"
 #include "engine/model/check.h"
 #include "engine/model/head.h"
 #include "engine/model/quant.h"
@@ -195,6 +196,12 @@ static enum status check_quantization(const struct engine_options *o, struct err
                    o->quantization, method[0] ? method : "none");
 }
 
+static enum status open_adapters(const struct engine_options *o, struct adapters **out,
+                                 struct err *err)
+{
+    return adapters_open(o->model, o->adapter_names, o->adapter_dirs, o->n_adapters, out, err);
+}
+
 enum status engine_check(const struct engine_options *options, struct err *err)
 {
     if (options->quantization) {
@@ -208,6 +215,11 @@ enum status engine_check(const struct engine_options *options, struct err *err)
     if (st == OK && !is_dummy(options)) {
         st = checkpoint_check(options->model, err);
     }
+    struct adapters *adapters = NULL;
+    log_mute(true);
+    st = st == OK ? open_adapters(options, &adapters, err) : st;
+    log_mute(false);
+    adapters_close(adapters);
     return st;
 }
 
@@ -229,5 +241,6 @@ enum status engine_read_models(struct engine *e, struct err *err)
         TRY(checkpoint_check_weights(e->checkpoint, e->model_dir,
                                      check_depth_of(e->options.check_weights), err));
     }
+    TRY(open_adapters(&e->options, &e->adapters, err));
     return choose_dtype(e, &e->info.dtype, err);
 }

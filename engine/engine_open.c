@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Opens, in the right order, devices and weights on every rank, and the memory for a step. */
 #include "engine/engine_state.h"
+#include "engine/model/adapter.h"
 
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
@@ -57,6 +58,7 @@ static enum status load_rank(struct rank *r, void *arg)
     struct engine *e = arg;
     struct model_load_options options = {.config = &e->config,
                                          .checkpoint = e->checkpoint,
+                                         .adapters = e->adapters,
                                          .dummy_dir = e->model_dir,
                                          .dtype = e->info.dtype,
                                          .requantise = requantise_of(e),
@@ -282,6 +284,7 @@ void engine_unload(struct engine *e)
     free(e->scratch.count);
     free(e->scratch.allowed);
     checkpoint_close(e->checkpoint);
+    adapters_close(e->adapters);
     tree_moves_deinit(&e->moves);
     for (int32_t i = 0; i < MAX_DRAFT_MODELS; i++) {
         checkpoint_close(e->draft_checkpoint[i]);

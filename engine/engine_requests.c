@@ -294,6 +294,9 @@ static enum status check_request(const struct engine *e, const struct engine_req
     if (r->n < 1 || r->n > most) {
         return err_set(err, ERR_INVALID, "n is %d; it must be from 1 to %d", r->n, most);
     }
+    if (r->adapter < 0 || r->adapter > e->options.n_adapters) {
+        return err_set(err, ERR_INVALID, "there is no adapter %d", r->adapter);
+    }
     if (r->params.allowed_each && r->params.n_allowed < r->n) {
         return err_set(err, ERR_INVALID, "allowed_token_ids: one is needed for each of %d samples",
                        r->n);

@@ -44,6 +44,7 @@ struct broken_row {
     int32_t careful_turns;
     int32_t layer; // valid if named; equal to the number of layers: after the last one
     struct pass_row row;
+    int32_t adapter; // of its sequence
 };
 
 struct engine {
@@ -51,6 +52,7 @@ struct engine {
     struct engine_info info;
     struct model_config config;
     struct checkpoint *checkpoint, *draft_checkpoint[MAX_DRAFT_MODELS];
+    struct adapters *adapters;                           // NULL: none
     struct model_config *draft_config[MAX_DRAFT_MODELS]; // [spec.options.n_models]
     char model_dir[4096];
 

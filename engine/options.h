@@ -12,6 +12,8 @@
 struct backend;
 struct nodes; // engine/cluster/nodes.h
 
+enum { MAX_ADAPTERS = 64 }; // chosen
+
 /* The operator's options, with the names and meanings of the command line. The option table
  * (server/cli/config_table.c) defines the accepted values. With 0 or NULL the engine chooses at
  * startup, as described for each option. */
@@ -49,7 +51,10 @@ struct engine_options {
      * many as take 10 s. */
     int64_t prefix_overtake_tokens;
     const char *speculative_config; // JSON in vLLM's format; NULL: none
-    int32_t tensor_parallel_size;   // ranks over all nodes; 0: 1
+    /* Low-rank adapters, at most MAX_ADAPTERS: names for messages, and folders that PEFT wrote. */
+    const char *const *adapter_names, *const *adapter_dirs;
+    int32_t n_adapters;
+    int32_t tensor_parallel_size; // ranks over all nodes; 0: 1
     // Device and operator's options; the engine sets dtype and ranks.
     struct backend_options backend;
 

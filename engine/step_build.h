@@ -74,7 +74,8 @@ static inline struct pass_seq step_seq(const struct sequence *seq, int32_t first
                              .first_row = first_row,
                              .n_rows = n_rows,
                              .n_past = n_past,
-                             .tree = tree};
+                             .tree = tree,
+                             .adapter = seq->request->adapter};
 }
 
 void planned_step_init(struct planned_step *ps, int32_t slot, const struct step_sizes *sizes);

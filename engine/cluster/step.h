@@ -51,6 +51,7 @@ struct step_sizes {
     int32_t n_feeding_passes; // how many of n_draft_passes feed known tokens; at least one
     int32_t max_masks;        // number of masks for the target's draws
     bool trees;               // some steps grow draft trees level by level
+    int32_t n_adapters;
 };
 
 struct step {

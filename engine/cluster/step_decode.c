@@ -165,6 +165,7 @@ static void get_seqs(struct reader *r, struct pass *p, struct pass_seq *seqs)
         s->n_rows = get(r, 1, p->n_rows - next, "a sequence's rows");
         s->n_past = get(r, 0, last_pos(r), "a sequence's past");
         s->tree = get(r, 0, p->tree_mask != NULL, "a tree");
+        s->adapter = get(r, 0, r->sizes->n_adapters, "an adapter");
         next += s->n_rows;
     }
     check(r, next, p->n_rows, p->n_rows, "a sequence's rows");

@@ -97,7 +97,7 @@ static void put_pass(struct buf *b, const struct pass *p, int32_t vocab)
     buf_put(b, p->rows, (size_t)p->n_rows * sizeof *p->rows);
     for (int32_t i = 0; i < p->n_seqs; i++) {
         const struct pass_seq *s = &p->seqs[i];
-        const int32_t v[] = {s->lane, s->first_row, s->n_rows, s->n_past, s->tree};
+        const int32_t v[] = {s->lane, s->first_row, s->n_rows, s->n_past, s->tree, s->adapter};
         buf_put(b, v, sizeof v);
     }
     buf_put(b, p->groups, (size_t)p->n_groups * sizeof *p->groups);

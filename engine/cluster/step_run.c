@@ -25,6 +25,7 @@ static enum status run_forward(const struct pass *pass, struct model *m, struct 
 {
     TRY(m->be->ops->pass_begin(m->be, pass, shape));
     want.hidden = pass->hidden;
+    want.adapted = pass_is_adapted(pass);
     if (shape->issue) {
         return model_forward(m, shape, want);
     }

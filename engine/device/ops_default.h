@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Optional fused ops: each function calls the backend's own op if it has one, and otherwise the
- * basic ops.
+ * basic ops. Products with adapters are not fused, because fused ops need not store what
+ * linear_adapter reads.
  * Thread: the rank's owner. */
 #ifndef SLUICE_ENGINE_DEVICE_OPS_DEFAULT_H
 #define SLUICE_ENGINE_DEVICE_OPS_DEFAULT_H
@@ -18,24 +19,30 @@ static inline enum status ops_norms(struct backend *be, const struct norm_args *
     return OK;
 }
 
+static inline enum status ops_linear(struct backend *be, const struct linear_args *linear)
+{
+    TRY(be->ops->linear(be, linear));
+    return linear->adapter ? be->ops->linear_adapter(be, linear) : OK;
+}
+
 static inline enum status ops_linear_act(struct backend *be, const struct linear_args *linear,
                                          const struct activation_args *act)
 {
-    if (be->ops->linear_act) {
+    if (be->ops->linear_act && !linear->adapter) {
         return be->ops->linear_act(be, linear, act);
     }
-    TRY(be->ops->linear(be, linear));
+    TRY(ops_linear(be, linear));
     return be->ops->activation(be, act);
 }
 
 static inline enum status ops_mlp(struct backend *be, const struct linear_args *up,
                                   const struct activation_args *act, const struct linear_args *down)
 {
-    if (be->ops->mlp) {
+    if (be->ops->mlp && !up->adapter && !down->adapter) {
         return be->ops->mlp(be, up, act, down);
     }
     TRY(ops_linear_act(be, up, act));
-    return be->ops->linear(be, down);
+    return ops_linear(be, down);
 }
 
 /* act and down are both given or both NULL. */
@@ -44,14 +51,14 @@ static inline enum status ops_norm_linear(struct backend *be, const struct norm_
                                           const struct activation_args *act,
                                           const struct linear_args *down)
 {
-    if (be->ops->norm_linear) {
+    if (be->ops->norm_linear && !linear->adapter && !(down && down->adapter)) {
         return be->ops->norm_linear(be, norm, linear, act, down);
     }
     TRY(be->ops->norm(be, norm));
     if (down) {
         return ops_mlp(be, linear, act, down);
     }
-    return be->ops->linear(be, linear);
+    return ops_linear(be, linear);
 }
 
 static inline enum status ops_reduce_norm(struct backend *be, const struct reduce_args *reduce,
@@ -69,7 +76,8 @@ static inline enum status ops_moe(struct backend *be, const struct norm_args *no
                                   const struct moe_route_args *route,
                                   const struct moe_ffn_args *ffn)
 {
-    if (be->ops->moe) {
+    const bool adapted = shared && (shared->up.adapter || shared->down.adapter);
+    if (be->ops->moe && !adapted) {
         return be->ops->moe(be, norm, shared, route, ffn);
     }
     TRY(norm ? be->ops->norm(be, norm) : OK);
@@ -87,11 +95,13 @@ static inline enum status ops_rope_attention(struct backend *be, const struct ro
                                              const struct linear_args *linear)
 {
     if (be->ops->rope_attention) {
-        return be->ops->rope_attention(be, rope, attention, linear);
+        const bool adapted = linear && linear->adapter;
+        TRY(be->ops->rope_attention(be, rope, attention, adapted ? NULL : linear));
+        return adapted ? ops_linear(be, linear) : OK;
     }
     TRY(be->ops->rope_store(be, rope));
     TRY(be->ops->attention(be, attention));
-    return linear ? be->ops->linear(be, linear) : OK;
+    return linear ? ops_linear(be, linear) : OK;
 }
 
 static inline enum status ops_mla(struct backend *be, const struct mla_store_args *store,

@@ -31,8 +31,12 @@ static enum status load_gated_qkv(struct loader *l, int32_t layer, struct layer_
     }
     list[n] = (struct piece){k, kv_all, kv_first, kv_n};
     list[n + 1] = (struct piece){v, kv_all, kv_first, kv_n};
-    struct stack st = {
-        .list = list, .n = 2 * n + 2, .n_in = c->hidden, .n_cols = c->hidden, .bias = c->q_bias};
+    struct stack st = {.list = list,
+                       .n = 2 * n + 2,
+                       .n_in = c->hidden,
+                       .n_cols = c->hidden,
+                       .bias = c->q_bias,
+                       .adapts = true};
     enum status status = part_linear(l, &st, l->options->dtype, &w->qkv);
     free(list);
     return status;
@@ -58,7 +62,7 @@ static enum status load_qkv(struct loader *l, int32_t layer, struct layer_weight
     int64_t kv_first = share.first_kv_head * hd, kv_n = share.n_kv_heads * hd;
     char q[NAME_BYTES], k[NAME_BYTES], v[NAME_BYTES];
     const int64_t n_in = input_width(c);
-    struct stack st = {.n = 3, .n_in = n_in, .n_cols = n_in, .bias = c->q_bias};
+    struct stack st = {.n = 3, .n_in = n_in, .n_cols = n_in, .bias = c->q_bias, .adapts = true};
     if (names->qkv) {
         part_layer_name(names->qkv, layer, q);
         int64_t all = q_all + 2 * kv_all;
@@ -150,6 +154,7 @@ static enum status load_o(struct loader *l, int32_t layer, int64_t head_out,
                        .first_col = s->first_o_head * head_out,
                        .n_cols = s->n_o_heads * head_out,
                        .bias = c->o_bias,
+                       .adapts = true,
                        .k_segments = part_segments(l, s->n_o_heads)};
     return part_linear(l, &st, l->options->dtype, &w->o);
 }
@@ -211,7 +216,7 @@ static enum status load_mla_low(struct loader *l, int32_t layer, struct layer_we
     const struct model_config *c = l->c;
     const int64_t kv = c->kv_lora + c->rope_dim;
     char q_name[NAME_BYTES], kv_name[NAME_BYTES], norm[NAME_BYTES];
-    struct stack low = {.n_in = c->hidden, .n_cols = c->hidden, .bias = c->o_bias};
+    struct stack low = {.n_in = c->hidden, .n_cols = c->hidden, .bias = c->o_bias, .adapts = true};
     if (c->q_lora) {
         part_layer_name(c->names->q_a, layer, q_name);
         low.pieces[low.n++] = (struct piece){q_name, c->q_lora, 0, c->q_lora};
@@ -233,7 +238,7 @@ static enum status load_mla(struct loader *l, int32_t layer, struct layer_weight
     const struct model_shard *s = &l->m->shard;
     char name[NAME_BYTES], gate[NAME_BYTES];
     int64_t q_head = c->nope_dim + c->rope_dim;
-    struct stack q = {.n = 1, .n_in = c->q_lora ? c->q_lora : c->hidden};
+    struct stack q = {.n = 1, .n_in = c->q_lora ? c->q_lora : c->hidden, .adapts = true};
     q.n_cols = q.n_in;
     part_layer_name(c->q_lora ? c->names->q_b : c->names->q, layer, name);
     q.pieces[0] =

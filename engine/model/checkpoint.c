@@ -455,10 +455,12 @@ enum status checkpoint_check(const char *dir, struct err *err)
     return OK;
 }
 
-static enum status open_folder(struct checkpoint *ck, const char *dir, struct err *err)
+/* file: the only one to open; NULL: all that the folder's model consists of. */
+static enum status open_folder(struct checkpoint *ck, const char *dir, const char *file,
+                               struct err *err)
 {
-    char index[PATH_MAX];
-    enum status st = find_shards(ck, dir, index, err);
+    char index[PATH_MAX] = "";
+    enum status st = file ? add_shard(ck, dir, file, err) : find_shards(ck, dir, index, err);
     for (size_t i = 0; i < ck->n_shards && st == OK; i++) {
         st = open_shard(ck, &ck->shards[i], err);
     }
@@ -475,13 +477,14 @@ static enum status open_gguf(struct checkpoint *ck, const char *path, struct err
 }
 
 /* Opens a folder or a GGUF file; both give the same kind of list of tensors. */
-enum status checkpoint_open(const char *dir, struct checkpoint **out, struct err *err)
+static enum status open_any(const char *dir, const char *file, struct checkpoint **out,
+                            struct err *err)
 {
     bool is_gguf;
     TRY(gguf_is(dir, &is_gguf, err));
     struct checkpoint *ck = xcalloc(1, sizeof *ck);
     ck->dir = xstrdup(dir);
-    enum status st = is_gguf ? open_gguf(ck, dir, err) : open_folder(ck, dir, err);
+    enum status st = is_gguf ? open_gguf(ck, dir, err) : open_folder(ck, dir, file, err);
     if (st == OK) {
         st = index_names(ck, err);
     }
@@ -491,6 +494,17 @@ enum status checkpoint_open(const char *dir, struct checkpoint **out, struct err
     }
     *out = ck;
     return OK;
+}
+
+enum status checkpoint_open(const char *dir, struct checkpoint **out, struct err *err)
+{
+    return open_any(dir, NULL, out, err);
+}
+
+enum status checkpoint_open_file(const char *dir, const char *name, struct checkpoint **out,
+                                 struct err *err)
+{
+    return open_any(dir, name, out, err);
 }
 
 void checkpoint_close(struct checkpoint *ck)

@@ -33,6 +33,9 @@ enum status checkpoint_check(const char *dir, struct err *err);
 /* Opens a GGUF file, or a folder: model.safetensors if there is one; otherwise the shards of
  * model.safetensors.index.json; without an index, every *.safetensors. */
 enum status checkpoint_open(const char *dir, struct checkpoint **out, struct err *err);
+/* Opens only this safetensors file of the folder. */
+enum status checkpoint_open_file(const char *dir, const char *name, struct checkpoint **out,
+                                 struct err *err);
 void checkpoint_close(struct checkpoint *ck); // accepts NULL
 
 /* Where a tensor should be, for messages: the path of the index, of the only file, or of the

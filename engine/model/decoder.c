@@ -80,6 +80,7 @@ static enum status narrow(struct flow *f, int32_t layer, struct tensor *in)
     }
     f->h = m->out_h;
     f->n_rows = f->n_out;
+    f->narrowed = true;
     return gather(f, &f->attn, m->out_attn, m->attn.stride);
 }
 
@@ -91,17 +92,14 @@ static enum status heads_output(struct flow *f, const struct weight *weight, int
     struct model *m = f->m;
     struct tensor heads = f->attn;
     heads.mem = dmem_at(heads.mem, (size_t)skipped * dtype_bytes(heads.dtype));
-    struct linear_args o = {.weight = weight,
-                            .x = heads,
-                            .y = m->delta,
-                            .n_rows = f->n_rows,
-                            .partial = true,
-                            .sums = flow_sums_for_norm(f, post_norm)};
+    struct linear_args o =
+        flow_product(f, weight, heads, m->delta, flow_sums_for_norm(f, post_norm));
+    o.partial = true;
     if (f->attention_waits) {
         f->attention_waits = false;
         TRY(ops_rope_attention(f->be, &f->store, &f->attention, &o));
     } else {
-        TRY(f->ops->linear(f->be, &o));
+        TRY(ops_linear(f->be, &o));
     }
     struct reduce_args reduce = {.y = m->delta,
                                  .n_rows = f->n_rows,
@@ -186,7 +184,7 @@ static enum status mix(struct flow *f, int32_t layer, struct tensor *in, bool *m
         TRY(flow_join_norm(f, NULL, NULL, false, &unused));
     }
     if (lc->state >= 0) {
-        TRY(recurrent_forward(f->m, layer, *in, f->n_rows, stores));
+        TRY(recurrent_forward(f->m, layer, *in, f->n_rows, stores, f->adapted));
     }
     if (stores) {
         return OK;
@@ -386,6 +384,7 @@ enum status model_forward(struct model *m, const struct pass_shape *shape,
                      .attn = m->attn,
                      .out_x = m->out_x,
                      .hidden = want.hidden,
+                     .adapted = want.adapted,
                      .n_unfed = head_feeds(m)};
     ASSERT(shape->n_rows <= m->max_rows && shape->n_out <= m->max_out);
     if (!hidden_ok(m, &want.hidden)) {

@@ -19,6 +19,8 @@ struct flow {
     const struct backend_ops *ops;
     struct backend *be;
     int32_t n_rows, n_out;
+    bool adapted;                // some sequence of the pass has an adapter
+    bool narrowed;               // the rows are the out rows
     struct tensor x, h, attn;    // all rows; from `narrow` on, only the out rows
     struct tensor out_x;         // the buffer that becomes x in `narrow`
     struct hidden_layers hidden; // the layers whose hidden states are requested
@@ -78,7 +80,10 @@ struct product_sums *flow_sums_for_norm(struct flow *f, const struct weight *pos
 /* Issues attention that waits for a product, because something else comes first. */
 enum status flow_attend(struct flow *f);
 
-/* sums: the place where y may be left as partial sums; NULL: y must be complete. */
+/* The args of a product, with the weight's adapters if the pass needs them. sums: the place where y
+ * may be left as partial sums; NULL: y must be complete. */
+struct linear_args flow_product(const struct flow *f, const struct weight *w, struct tensor x,
+                                struct tensor y, struct product_sums *sums);
 enum status flow_linear(struct flow *f, const struct weight *w, struct tensor x, struct tensor y,
                         struct product_sums *sums);
 

@@ -17,7 +17,7 @@ static enum status scaled_mlp(struct flow *f, const struct linear_args *up,
     gate.x.mem = dmem_at(act->x.mem, (size_t)act->width * dtype_bytes(act->x.dtype));
     TRY(flow_linear(f, up->weight, up->x, up->y, NULL));
     TRY(f->ops->gate(f->be, &gate));
-    return f->ops->linear(f->be, down);
+    return ops_linear(f->be, down);
 }
 
 static struct row_gate_args shared_gate_of(const struct flow *f, const struct layer_weights *w,
@@ -44,8 +44,9 @@ static struct mlp_args mlp_of(const struct flow *f, const struct weight *gate_up
                               struct product_sums *sums)
 {
     struct model *m = f->m;
-    return (struct mlp_args){
-        .up = {.weight = gate_up, .x = in, .y = m->ff_in, .n_rows = f->n_rows},
+    struct mlp_args a = {
+        .up = flow_product(f, gate_up, in, m->ff_in, NULL),
+        .down = flow_product(f, down, m->ff, m->delta, sums),
         .act = {.x = m->ff_in,
                 .out = m->ff,
                 .n_rows = f->n_rows,
@@ -53,13 +54,9 @@ static struct mlp_args mlp_of(const struct flow *f, const struct weight *gate_up
                 .kind = m->config->act,
                 .gated = m->config->gated,
                 .shape = m->config->act_shape},
-        .down = {.weight = down,
-                 .x = m->ff,
-                 .y = m->delta,
-                 .n_rows = f->n_rows,
-                 .partial = true,
-                 .sums = sums},
     };
+    a.down.partial = true;
+    return a;
 }
 
 /* Fuses a pending norm with the first product. */

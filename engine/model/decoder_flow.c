@@ -157,15 +157,29 @@ enum status flow_attend(struct flow *f)
     return ops_rope_attention(f->be, &f->store, &f->attention, NULL);
 }
 
+/* What an adapter adds needs a complete y. */
+struct linear_args flow_product(const struct flow *f, const struct weight *w, struct tensor x,
+                                struct tensor y, struct product_sums *sums)
+{
+    const struct adapter_pair *adapter = f->adapted ? model_adapter_of(f->m, w) : NULL;
+    return (struct linear_args){.weight = w,
+                                .x = x,
+                                .y = y,
+                                .n_rows = f->n_rows,
+                                .sums = adapter ? NULL : sums,
+                                .adapter = adapter,
+                                .out_rows = f->narrowed};
+}
+
 enum status flow_linear(struct flow *f, const struct weight *w, struct tensor x, struct tensor y,
                         struct product_sums *sums)
 {
-    struct linear_args a = {.weight = w, .x = x, .y = y, .n_rows = f->n_rows, .sums = sums};
+    const struct linear_args a = flow_product(f, w, x, y, sums);
     if (f->norm_waits) {
         f->norm_waits = false;
         return ops_norm_linear(f->be, &f->norm, &a, NULL, NULL);
     }
-    return f->ops->linear(f->be, &a);
+    return ops_linear(f->be, &a);
 }
 
 bool flow_stores_only(const struct flow *f, int32_t layer)

@@ -25,7 +25,7 @@ static enum status load_mlp(struct loader *l, const char *gate, const char *up, 
     if (up && fused && part_exists(l, a)) {
         fused = NULL; // the family's own files have both in one tensor
     }
-    struct stack st = {.n_in = c->hidden, .n_cols = c->hidden, .bias = bias};
+    struct stack st = {.n_in = c->hidden, .n_cols = c->hidden, .bias = bias, .adapts = true};
     if (!c->gated) {
         part_layer_name(up, layer, a);
         st.pieces[st.n++] = (struct piece){a, ffn, first, ffn_shard};
@@ -47,6 +47,7 @@ static enum status load_mlp(struct loader *l, const char *gate, const char *up, 
                       .first_col = first,
                       .n_cols = ffn_shard,
                       .bias = bias,
+                      .adapts = true,
                       .k_segments = part_segments(l, ffn_shard)};
     return part_linear(l, &d, l->options->dtype, down_out);
 }
@@ -431,12 +432,14 @@ static enum status load_latent(struct loader *l, int32_t layer, struct layer_wei
                          .n = 1,
                          .n_in = hidden,
                          .n_cols = hidden,
-                         .bias = c->mlp_bias};
+                         .bias = c->mlp_bias,
+                         .adapts = true};
     struct stack up = {.pieces = {{out, hidden, 0, hidden}},
                        .n = 1,
                        .n_in = latent,
                        .n_cols = latent,
-                       .bias = c->mlp_bias};
+                       .bias = c->mlp_bias,
+                       .adapts = true};
     TRY(part_linear(l, &down, l->options->dtype, &w->latent_in));
     return part_linear(l, &up, l->options->dtype, &w->latent_out);
 }

@@ -2,6 +2,7 @@
 /* Reads a checkpoint, by the tensor names of its family, and passes each weight to the backend,
  * whole or this rank's slice: norms, the two halves of each layer, the embedding and the output
  * head. */
+#include "engine/model/adapter.h"
 #include "engine/model/part.h"
 
 #include "engine/base/mem.h"
@@ -250,7 +251,7 @@ static bool wants_blocks(const struct model_config *c)
 
 /* If this device cannot run the model, the error names the reason. */
 static enum status check_device(const struct model_config *c, const struct backend *be,
-                                const struct backend_facts *facts, struct err *err)
+                                const struct backend_facts *facts, bool adapted, struct err *err)
 {
     if (c->n_experts > 0 && !c->gated && !facts->plain_experts) {
         return err_set(err, ERR_UNSUPPORTED,
@@ -267,6 +268,9 @@ static enum status check_device(const struct model_config *c, const struct backe
                        "are not supported on this device",
                        c->model_type);
     }
+    if (adapted && !be->ops->linear_adapter) {
+        return err_set(err, ERR_UNSUPPORTED, "adapters are not supported on this device");
+    }
     return OK;
 }
 
@@ -282,6 +286,7 @@ static enum status load_weights(struct loader *l)
             options->on_progress((i + 1.0) / c->n_layers, options->progress_arg);
         }
     }
+    TRY(load_adapters_end(l));
     TRY(model_open_ropes(l->m, l->err));
     if (l->taken && !c->head.in_target) {
         part_report_unused(l);
@@ -302,7 +307,7 @@ enum status model_load(const struct model_load_options *options, struct backend 
     out->act = facts.act;
     out->residual = facts.residual;
     out->exact_ranks = facts.exact_ranks;
-    TRY(check_device(c, be, &facts, err));
+    TRY(check_device(c, be, &facts, adapters_count(options->adapters) > 0, err));
     out->embed_scale = embed_scale(c, options->dtype, c->embed_scale);
     out->inputs_scale = embed_scale(c, options->dtype, sqrtf((float)c->layer_input));
     out->layers = xcalloc((size_t)c->n_layers, sizeof *out->layers);
@@ -326,6 +331,7 @@ enum status model_load(const struct model_load_options *options, struct backend 
         checkpoint_tensors(options->checkpoint, &n);
         l.taken = xcalloc(n, sizeof *l.taken);
     }
+    l.adapted = xcalloc((size_t)adapters_n_modules(options->adapters) + 1, sizeof *l.adapted);
     struct quant *quant = NULL;
     enum status st = OK;
     const char *dir;
@@ -355,13 +361,17 @@ enum status model_load(const struct model_load_options *options, struct backend 
     free(l.ones);
     free(l.zeros);
     free(l.taken);
+    free(l.adapted);
     return st;
 }
 
 void model_deinit(struct model *m)
 {
     free(m->layers);
+    free(m->adapted);
     free(m->draft.ids);
     m->layers = NULL;
+    m->adapted = NULL;
+    m->n_adapted = 0;
     m->draft.ids = NULL;
 }

@@ -6,6 +6,7 @@
 #ifndef SLUICE_ENGINE_MODEL_MODEL_H
 #define SLUICE_ENGINE_MODEL_MODEL_H
 
+#include "engine/device/ops.h"
 #include "engine/model/checkpoint.h"
 #include "engine/model/config.h"
 #include "engine/model/requantise.h"
@@ -75,6 +76,12 @@ static inline struct layer_share model_layer_share(const struct model_config *c,
     return out;
 }
 
+/* A weight that adapters change. */
+struct adapted_weight {
+    const struct weight *of;
+    struct adapter_pair pair;
+};
+
 struct model {
     const struct model_config *config;
     struct backend *be;
@@ -87,7 +94,9 @@ struct model {
     const struct weight *head; // NULL: the checkpoint has none, and logits must not be requested
     const struct weight *inputs_embed, *inputs_proj, *inputs_norm; // per-layer inputs
     struct rope_table *ropes[2];
-    struct layer_weights *layers; // [n_layers]
+    struct layer_weights *layers;   // [n_layers]
+    struct adapted_weight *adapted; // [n_adapted], sorted by address
+    int32_t n_adapted;
     size_t weight_bytes;
     int64_t n_parameters;
     char kv_cache[64]; // the KV format that the checkpoint requests (quant_kv_cache); "": it
@@ -127,6 +136,7 @@ struct model_load_options {
     enum requantise_kind requantise; // applied to plain weights if the checkpoint is not quantised
     bool inputs_as_they_are; // do not round the inputs of products, even if formats require it;
                              // with F32 they are never rounded
+    const struct adapters *adapters; // low-rank adapters (adapter.h); NULL: none
     // For a head: the model whose embedding and output head it may share.
     const struct model *target;
     int32_t rank, n_ranks, index;
@@ -163,6 +173,7 @@ size_t model_setup_bytes(const struct model *m, int32_t max_rows, int32_t max_ou
 
 struct model_outputs {
     bool logits, pooled; // outputs for the pass's out rows
+    bool adapted;        // some sequence of the pass has an adapter
     bool all_logits;     // compute all logits, even those that no draw reads, and no best logits
     struct hidden_layers hidden; // the pass's own list; these states, too, are those of the out
                                  // rows, and go to model.hidden; `pooled` then pools those of the
@@ -175,10 +186,13 @@ struct model_outputs {
 enum status model_forward(struct model *m, const struct pass_shape *shape,
                           struct model_outputs want);
 
+/* The adapters of a weight; NULL: it has none. */
+const struct adapter_pair *model_adapter_of(const struct model *m, const struct weight *w);
+
 /* recurrent_pass.c: computes the outputs of the layer's heads into m->attn from the layer's normed
  * input. `stores`: only updates the state, which is enough in the last layer of a pass without out
- * rows. */
+ * rows. `adapted`: as in model_outputs. */
 enum status recurrent_forward(struct model *m, int32_t layer, struct tensor in, int32_t n_rows,
-                              bool stores);
+                              bool stores, bool adapted);
 
 #endif

@@ -567,6 +567,9 @@ enum status part_linear(struct loader *l, const struct stack *s, enum dtype dtyp
     if (st == OK) {
         st = part_open(l, &d, out);
     }
+    if (st == OK) {
+        st = load_adapters(l, s, pieces, n_out, *out);
+    }
     requantise_clear(&l->requantise);
     free(parts);
     free(joined);

@@ -31,7 +31,9 @@ struct loader {
     float *ones, *zeros;
     size_t n_const;
     bool round_inputs; // round the inputs of products with weights that require it
-    bool *taken; // indexed like checkpoint_tensors; true for tensors that the model has requested
+    bool *taken;   // indexed like checkpoint_tensors; true for tensors that the model has requested
+    bool *adapted; // indexed by the numbers of adapters' modules: true for those that have been
+                   // found in the model
     uint64_t seed;
 };
 
@@ -51,6 +53,7 @@ struct stack {
     int64_t n_in, first_col, n_cols; // the columns to read; n_in is the tensor's width
     bool bias;
     bool stays_plain; // --quantization does not apply: routers, heads
+    bool adapts;      // adapters may change it; whoever multiplies by it passes its pair
     int32_t k_segments;
     struct column_runs runs; // of the tensors' columns
 };
@@ -66,6 +69,9 @@ void part_find_form(struct loader *l);
 /* part_named: the name that a tensor of a head's layer has. part_full_name: also as this checkpoint
  * has it. */
 const char *part_named(const struct loader *l, const char *name, char room[NAME_BYTES]);
+/* The name of the module in transformers, if its tensors are called otherwise in files; else the
+ * same name. */
+const char *part_inner_name(const char *name, char room[NAME_BYTES]);
 void part_full_name(const struct loader *l, const char *base, char out[NAME_BYTES]);
 /* The dtype of the stored embedding; `otherwise` if it is unsupported. */
 enum dtype part_embed_dtype(const struct loader *l, enum dtype otherwise);
@@ -122,6 +128,12 @@ enum status part_table(struct loader *l, const char *base, int64_t width,
                        const struct weight **out);
 /* The tensor with exactly this name, of any dtype; NULL if there is none. */
 const struct checkpoint_tensor *part_raw(const struct loader *l, const char *name);
+
+/* adapter_load.c: the adapters of the weight that has these pieces. load_adapters_end: after the
+ * last weight; refuses adapters that change anything else. */
+enum status load_adapters(struct loader *l, const struct stack *s, const struct piece *pieces,
+                          int64_t n_out, const struct weight *of);
+enum status load_adapters_end(struct loader *l);
 
 /* head.c: a draft head's weights, except its layer. */
 enum status load_head(struct loader *l);

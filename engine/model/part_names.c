@@ -18,7 +18,7 @@ const char *part_named(const struct loader *l, const char *name, char room[NAME_
 
 /* Some families' modules are called otherwise in transformers than in files. It renames them when
  * it saves a model, but modelopt saves some under their inner names. */
-static const char *inner_name(const char *name, char room[NAME_BYTES])
+const char *part_inner_name(const char *name, char room[NAME_BYTES])
 {
     static const char *const names[][2] = {
         {".block_sparse_moe.", ".mlp."},
@@ -44,7 +44,7 @@ void part_full_name(const struct loader *l, const char *base, char out[NAME_BYTE
     char room[NAME_BYTES], inner[NAME_BYTES];
     const char *name = part_named(l, base, room);
     if (l->inner_names) {
-        name = inner_name(name, inner);
+        name = part_inner_name(name, inner);
     }
     if (strncmp(name, "model.", 6) == 0) {
         snprintf(out, NAME_BYTES, "%s%s", l->form->model, name + 6);

@@ -242,7 +242,8 @@ static enum status load_low(struct loader *l, int32_t layer, const char *base, i
                                    s->layer.n_heads * size}},
                        .n = 1,
                        .n_in = l->c->state.low_rank,
-                       .n_cols = l->c->state.low_rank};
+                       .n_cols = l->c->state.low_rank,
+                       .adapts = true};
     return part_linear(l, &st, l->options->dtype, out);
 }
 
@@ -269,7 +270,8 @@ static enum status load_in(struct loader *l, int32_t layer, struct state_weights
                        .n = p.n,
                        .n_in = l->c->hidden,
                        .n_cols = l->c->hidden,
-                       .bias = l->c->state.in_bias};
+                       .bias = l->c->state.in_bias,
+                       .adapts = true};
     enum status status = part_linear(l, &st, l->options->dtype, &w->in);
     free(p.list);
     if (status != OK || l->c->state.low_rank == 0) {
@@ -476,6 +478,7 @@ static enum status load_out(struct loader *l, int32_t layer, struct state_weight
                        .first_col = s->first_o * width,
                        .n_cols = s->n_o * width,
                        .bias = l->c->state.out_bias,
+                       .adapts = true,
                        .k_segments = part_segments(l, conv ? width : s->n_o)};
     if (l->c->state.heads_are_tiled) {
         st.runs = (struct column_runs){width, all->n_heads / all->n_key_heads, all->n_key_heads};

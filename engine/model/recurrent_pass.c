@@ -49,32 +49,34 @@ static enum status gated_conv(struct model *m, int32_t layer, int32_t n_rows, bo
     return ops_gated_conv(m->be, &a, &conv, stores ? NULL : &after);
 }
 
-static enum status low_product(struct model *m, const struct weight *w, int32_t at, struct tensor y,
-                               int32_t n_rows)
+static enum status product(struct model *m, const struct weight *w, struct tensor x,
+                           struct tensor y, int32_t n_rows, bool adapted)
 {
     struct linear_args a = {.weight = w,
-                            .x = part_of_row(m->mix, m->shard.state.low_at + at),
+                            .x = x,
                             .y = y,
-                            .n_rows = n_rows};
-    return m->be->ops->linear(m->be, &a);
+                            .n_rows = n_rows,
+                            .adapter = adapted ? model_adapter_of(m, w) : NULL};
+    return ops_linear(m->be, &a);
 }
 
 enum status recurrent_forward(struct model *m, int32_t layer, struct tensor in, int32_t n_rows,
-                              bool stores)
+                              bool stores, bool adapted)
 {
-    const struct backend_ops *ops = m->be->ops;
     const struct state_config *c = &m->config->state;
     const struct state_shard *s = &m->shard.state;
     const struct state_weights *w = &m->layers[layer].state;
-    struct linear_args first = {.weight = w->in, .x = in, .y = m->mix, .n_rows = n_rows};
-    TRY(ops->linear(m->be, &first)); // [T, D] -> [T, channels, gates, decays, strengths]
+    // [T, D] -> [T, channels, gates, decays, strengths]
+    TRY(product(m, w->in, in, m->mix, n_rows, adapted));
     if (s->layer.kind == STATE_CONV) {
         return gated_conv(m, layer, n_rows, stores);
     }
     struct tensor decay = m->mix_decay, gates = m->mix_gate;
     if (c->low_rank > 0) {
-        TRY(low_product(m, w->f_b, 0, decay, n_rows));
-        TRY(low_product(m, w->g_b, c->low_rank, gates, n_rows));
+        const struct tensor f_in = part_of_row(m->mix, s->low_at);
+        const struct tensor g_in = part_of_row(m->mix, s->low_at + c->low_rank);
+        TRY(product(m, w->f_b, f_in, decay, n_rows, adapted));
+        TRY(product(m, w->g_b, g_in, gates, n_rows, adapted));
     } else {
         decay = part_of_row(m->mix, s->decay_at);
         gates = part_of_row(m->mix, s->gate_at);

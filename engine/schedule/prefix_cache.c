@@ -7,6 +7,7 @@
 #include "engine/base/assert.h"
 #include "engine/base/hash.h"
 #include "engine/base/mem.h"
+#include "engine/base/optional.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -81,11 +82,12 @@ void prefix_cache_deinit(struct prefix_cache *c)
     *c = (struct prefix_cache){0};
 }
 
-/* The chains of each salt begin at a separate root. Only the roots of the most recent salts are
+/* The chains of each salt and adapter begin at a separate root. Only the most recent roots are
  * remembered; a root that was replaced gets a new uid, so its blocks are never found again. */
-uint64_t prefix_cache_root(struct prefix_cache *c, const char *salt)
+uint64_t prefix_cache_root(struct prefix_cache *c, const char *salt, int32_t adapter)
 {
-    if (!salt || salt[0] == '\0') {
+    salt = or_empty(salt);
+    if (salt[0] == '\0' && adapter == 0) {
         return c->roots[0].uid;
     }
     size_t n = strlen(salt);
@@ -94,7 +96,8 @@ uint64_t prefix_cache_root(struct prefix_cache *c, const char *salt)
     }
     int32_t oldest = 1;
     for (int32_t i = 1; i < PREFIX_MAX_SALTS; i++) {
-        if (c->roots[i].uid && strcmp(c->roots[i].salt, salt) == 0) {
+        if (c->roots[i].uid && c->roots[i].adapter == adapter &&
+            strcmp(c->roots[i].salt, salt) == 0) {
             c->roots[i].last_use = ++c->clock;
             return c->roots[i].uid;
         }
@@ -104,6 +107,7 @@ uint64_t prefix_cache_root(struct prefix_cache *c, const char *salt)
     }
     // This makes the blocks of the longest unused root unreachable; they age out of the pool.
     memcpy(c->roots[oldest].salt, salt, n + 1);
+    c->roots[oldest].adapter = adapter;
     c->roots[oldest].uid = ++c->next_uid;
     c->roots[oldest].last_use = ++c->clock;
     return c->roots[oldest].uid;

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The prefix cache: finds KV blocks by the tokens that they hold. A node identifies one block by
- * its parent node, its exact tokens, and for the first block the salt. The hash only finds
- * candidates; tokens are compared. Nodes are entered when a sequence is admitted, before its rows
- * are computed ("pending", with a producer), so that later sequences with the same prefix wait for
- * it instead of computing it again. Nodes become valid when the step that computes their rows has
- * been submitted.
- * Thread: engine. */
+ * its parent node, its exact tokens, and for the first block the salt and the adapter. The hash
+ * only finds candidates; tokens are compared. Nodes are entered when a sequence is admitted, before
+ * its rows are computed ("pending", with a producer), so that later sequences with the same prefix
+ * wait for it instead of computing it again. Nodes become valid when the step that computes their
+ * rows has been submitted. Thread: engine. */
 #ifndef SLUICE_ENGINE_SCHEDULE_PREFIX_CACHE_H
 #define SLUICE_ENGINE_SCHEDULE_PREFIX_CACHE_H
 
@@ -46,6 +45,7 @@ struct prefix_cache {
     uint32_t n_buckets;
     uint64_t next_uid, key;
     struct {
+        int32_t adapter;
         char salt[MAX_SALT_BYTES + 1];
         uint64_t uid, last_use;
     } roots[PREFIX_MAX_SALTS];
@@ -63,10 +63,10 @@ void prefix_cache_init(struct prefix_cache *c, struct kv_pool *pool, int32_t blo
                        uint64_t hash_key);
 void prefix_cache_deinit(struct prefix_cache *c);
 
-/* The root for a salt (NULL: the common one). A salt longer than MAX_SALT_BYTES gets a new root
- * each time, so its blocks are never shared. If there are too many roots, the one unused for
- * longest is replaced. */
-uint64_t prefix_cache_root(struct prefix_cache *c, const char *salt);
+/* The root for a salt (NULL: the common one) and an adapter (0: none). A salt longer than
+ * MAX_SALT_BYTES gets a new root each time, so its blocks are never shared. If there are too many
+ * roots, the one unused for longest is replaced. */
+uint64_t prefix_cache_root(struct prefix_cache *c, const char *salt, int32_t adapter);
 
 /* The hash of a node with these tokens under this parent. */
 uint64_t prefix_cache_hash(const struct prefix_cache *c, uint64_t parent, const int32_t *tokens);

@@ -96,6 +96,8 @@ struct engine_request {
     /* Set if nobody waits for the result. While other requests arrive, steps with prompts of
      * background requests are kept short, so that those others wait less for the step in flight. */
     bool background;
+    int32_t adapter; // 1 + its index in the engine's options; 0: none. Blocks are never shared
+                     // between different ones
     const char *cache_salt; // cached blocks are shared only between requests with the same salt;
                             // NULL: no salt
     /* The sender, and the share of all blocks that may stay cached for the sender's requests while

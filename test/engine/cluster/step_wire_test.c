@@ -23,9 +23,9 @@ static const struct scheduler_limits limits = {.max_rows = ROWS,
                                                .state_interval = 8};
 /* A chain of drafts, a draft tree, and an engine without drafts; the two sides must agree
  * on these sizes, which a peer checks when it joins. */
-static const struct step_sizes chain = {&limits, VOCAB, 1, DRAFTS, 2, 2, false},
-                               tree = {&limits, VOCAB, 1, DRAFTS, 2, 2, true},
-                               alone = {&limits, VOCAB, 0, 0, 1, 2, false};
+static const struct step_sizes chain = {&limits, VOCAB, 1, DRAFTS, 2, 2, false, 3},
+                               tree = {&limits, VOCAB, 1, DRAFTS, 2, 2, true, 3},
+                               alone = {&limits, VOCAB, 0, 0, 1, 2, false, 3};
 static struct tree_moves sent_moves, moves;
 
 static enum status decode(struct step *st, const void *bytes, size_t n_bytes)
@@ -95,8 +95,8 @@ static void fill_pass(struct step *st)
     st->rows[0] = (struct pass_row){2, -1, 3, 3};
     st->rows[1] = (struct pass_row){3, 49, 0, 0};
     st->rows[2] = (struct pass_row){3, 1, 1, 2};
-    st->seqs[0] = (struct pass_seq){2, 0, 1, 3, false};
-    st->seqs[1] = (struct pass_seq){3, 1, 2, 0, true};
+    st->seqs[0] = (struct pass_seq){2, 0, 1, 3, false, 0};
+    st->seqs[1] = (struct pass_seq){3, 1, 2, 0, true, 2};
     st->groups[0] = (struct pass_group){0, 2, 1};
     st->out_rows[0] = 0;
     st->out_rows[1] = 2;
@@ -128,7 +128,7 @@ static void fill_draft(struct step *st)
                             .n_draws = 1,
                             .draws = d->draws};
     d->rows[0] = (struct pass_row){1, 5, 2, 2};
-    d->seqs[0] = (struct pass_seq){1, 0, 1, 2, false};
+    d->seqs[0] = (struct pass_seq){1, 0, 1, 2, false, 3};
     d->out_rows[0] = 0;
     d->draws[0] = (struct pass_draw){
         .lane = 1, .pos = 2, .kind = DRAW_DRAFT, .tree_row = -1, .more = 3, .more_slot = 5};
@@ -193,6 +193,7 @@ TEST(a_step_arrives_as_it_was_sent)
     CHECK_EQ(got.draft[0].draws[0].more, 3);
     CHECK_EQ(got.draft[0].draws[0].more_slot, 5);
     CHECK(got.seqs[1].tree && !got.seqs[0].tree);
+    CHECK(got.seqs[1].adapter == 2 && got.seqs[0].adapter == 0);
     // Encoding twice gives equal fields.
     step_encode(&got, NULL, &second);
     CHECK_EQ(second.n_bytes, first.n_bytes);

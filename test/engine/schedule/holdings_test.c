@@ -44,7 +44,7 @@ static void open_with(struct bed *b, const struct scheduler_limits *l, int32_t n
                                        .lane = -1,
                                        .n_prompt = n_prompt,
                                        .n_known = n_prompt,
-                                       .root = prefix_cache_root(&b->h.cache, NULL),
+                                       .root = prefix_cache_root(&b->h.cache, NULL, 0),
                                        .prev = b->order.prev,
                                        .next = &b->order};
         b->order.prev->next = &b->seqs[i];

@@ -28,7 +28,7 @@ static const int32_t one[B] = {1, 2, 3, 4}, two[B] = {1, 2, 3, 5};
 static void check_identity(uint64_t key)
 {
     open_with(key);
-    uint64_t root = prefix_cache_root(&cache, NULL), salted = prefix_cache_root(&cache, "s");
+    uint64_t root = prefix_cache_root(&cache, NULL, 0), salted = prefix_cache_root(&cache, "s", 0);
     int32_t a = kv_pool_alloc(&pool), b = kv_pool_alloc(&pool), c = kv_pool_alloc(&pool);
     uint64_t uid = prefix_cache_insert(&cache, a, root, one, NODE_VALID, -1);
     prefix_cache_insert(&cache, b, uid, one, NODE_VALID, -1);
@@ -48,14 +48,14 @@ TEST(salts_are_compared_up_to_their_last_byte)
     static char a[MAX_SALT_BYTES + 2], b[MAX_SALT_BYTES + 2];
     memset(a, 'x', MAX_SALT_BYTES);
     memcpy(b, a, sizeof b);
-    uint64_t root = prefix_cache_root(&cache, a);
-    CHECK_EQ(prefix_cache_root(&cache, b), root);
+    uint64_t root = prefix_cache_root(&cache, a, 0);
+    CHECK_EQ(prefix_cache_root(&cache, b, 0), root);
     b[MAX_SALT_BYTES - 1] = 'y';
-    CHECK(prefix_cache_root(&cache, b) != root);
+    CHECK(prefix_cache_root(&cache, b, 0) != root);
     b[MAX_SALT_BYTES - 1] = b[MAX_SALT_BYTES] = 'x'; // too long: each use has a different root
-    uint64_t longer = prefix_cache_root(&cache, b);
-    CHECK(longer != root && prefix_cache_root(&cache, b) != longer);
-    CHECK_EQ(prefix_cache_root(&cache, a), root);
+    uint64_t longer = prefix_cache_root(&cache, b, 0);
+    CHECK(longer != root && prefix_cache_root(&cache, b, 0) != longer);
+    CHECK_EQ(prefix_cache_root(&cache, a, 0), root);
     close_all();
 }
 
@@ -73,7 +73,7 @@ TEST(equal_hashes_are_not_equal_blocks)
 TEST(the_longest_idle_block_is_reused_first_and_forgotten)
 {
     open_with(5);
-    uint64_t root = prefix_cache_root(&cache, NULL);
+    uint64_t root = prefix_cache_root(&cache, NULL, 0);
     int32_t blocks[N];
     for (int32_t i = 0; i < N; i++) {
         int32_t tokens[B] = {i, i, i, i};
@@ -111,7 +111,7 @@ static int32_t closest(uint64_t parent, const int32_t tokens[B], int32_t *n_equa
 static void check_closest(uint64_t key)
 {
     open_with(key);
-    uint64_t root = prefix_cache_root(&cache, NULL), salted = prefix_cache_root(&cache, "s");
+    uint64_t root = prefix_cache_root(&cache, NULL, 0), salted = prefix_cache_root(&cache, "s", 0);
     static const int32_t far[B] = {1, 2, 9, 9}, none[B] = {7, 2, 3, 4};
     int32_t a = kv_pool_alloc(&pool), b = kv_pool_alloc(&pool), c = kv_pool_alloc(&pool), n;
     prefix_cache_insert(&cache, a, root, one, NODE_PENDING, 0);
