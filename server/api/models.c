@@ -8,13 +8,24 @@
 /* Writes the object of a model, except for its last members. */
 static void open_model(struct buf *b, const struct api *a, const char *name)
 {
+    const int32_t adapter = call_model_adapter(&a->calls.model, name);
+    const char *root = a->config->engine.model;
+    if (adapter > 0) {
+        root = a->config->engine.adapter_dirs[adapter - 1];
+    }
     buf_puts(b, "{\"id\":");
     buf_put_json(b, name, strlen(name));
     buf_puts(b, ",\"object\":\"model\",\"created\":");
     buf_put_int(b, a->calls.model.created);
     buf_puts(b, ",\"owned_by\":\"sluice\",\"root\":");
-    buf_put_json(b, a->config->engine.model, strlen(a->config->engine.model));
-    buf_puts(b, ",\"parent\":null,\"max_model_len\":");
+    buf_put_json(b, root, strlen(root));
+    buf_puts(b, ",\"parent\":");
+    if (adapter > 0) {
+        buf_put_json(b, a->calls.model.names[0], strlen(a->calls.model.names[0]));
+    } else {
+        buf_puts(b, "null");
+    }
+    buf_puts(b, ",\"max_model_len\":");
     buf_put_int(b, a->calls.model.info->max_model_len);
     buf_puts(b, ",\"permission\":[]");
 }
@@ -56,7 +67,7 @@ static bool refuse(const struct api *a, struct http_request *req)
     return true;
 }
 
-/* Lists all names under which the model is served. */
+/* Lists all names under which the model is served, and its adapters. */
 void api_models(struct http_request *req, void *arg)
 {
     const struct api *a = arg;
@@ -71,6 +82,10 @@ void api_models(struct http_request *req, void *arg)
             buf_puts(&body, ",");
         }
         put_model(&body, a, a->calls.model.names[i]);
+    }
+    for (int32_t i = 0; i < a->config->engine.n_adapters; i++) {
+        buf_putc(&body, ',');
+        put_model(&body, a, a->config->engine.adapter_names[i]);
     }
     buf_puts(&body, "]}");
     reply_json(req, 200, &body);

@@ -91,10 +91,31 @@ const char *call_model_name(const struct call_model *m, const char *name)
             return m->names[i];
         }
     }
+    const int32_t adapter = call_model_adapter(m, name);
+    if (adapter > 0) {
+        return m->config->engine.adapter_names[adapter - 1];
+    }
     if (name && !m->any_name) {
         return NULL;
     }
     return m->names[0];
+}
+
+/* The model's own names come first. */
+int32_t call_model_adapter(const struct call_model *m, const char *name)
+{
+    const struct engine_options *o = &m->config->engine;
+    for (size_t i = 0; name && i < m->n_names; i++) {
+        if (strcmp(m->names[i], name) == 0) {
+            return 0;
+        }
+    }
+    for (int32_t i = 0; name && i < o->n_adapters; i++) {
+        if (strcmp(o->adapter_names[i], name) == 0) {
+            return 1 + i;
+        }
+    }
+    return 0;
 }
 
 /* Ollama's clients add a tag to names. */

@@ -60,9 +60,12 @@ void call_model_close(struct call_model *m); // accepts a zeroed struct
  * (request_thinking.c). */
 bool call_model_limits_reasoning(const struct call_model *m);
 
-/* The served name equal to `name`, NULL if there is none. NULL selects the default. */
+/* The served name equal to `name`, of the model or of an adapter; NULL if there is none. NULL
+ * selects the default. */
 const char *call_model_name(const struct call_model *m, const char *name);
-/* The same for a name that may end with Ollama's tag, "NAME:latest". */
+/* 1 + the index of the adapter that this served name stands for; 0: it is the model itself. */
+int32_t call_model_adapter(const struct call_model *m, const char *name);
+/* Like call_model_name for a name that may end with Ollama's tag, "NAME:latest". */
 const char *call_model_tagged_name(const struct call_model *m, const char *name);
 
 #endif

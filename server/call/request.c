@@ -51,6 +51,7 @@ bool read_model(struct request *r)
                               "The model `%.100s` does not exist or you do not have access to it.",
                               name);
     }
+    r->adapter = call_model_adapter(r->model, r->model_name);
     return r->error.status == 0;
 }
 

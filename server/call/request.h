@@ -189,6 +189,7 @@ struct request {
     struct arena arena;    // memory of the members below
     struct body body;
     const char *model_name;
+    int32_t adapter; // as in engine_request
     struct sampling_params params;
     bool max_shrinks; // a value that exceeds the context is reduced rather than refused (n_predict)
     bool shifts, prompt_cut; // the context may shift (shifts.h); a prompt that was too long was cut

@@ -115,8 +115,10 @@ void generate_begin(struct request *r)
     r->max_tokens = r->model->info->defaults.max_tokens;
     r->has_max_tokens = true;
     r->add_special = true;
-    r->model_name = call_model_name(r->model, NULL); // there is only one model, so the line's value
-                                                     // is ignored
+    r->model_name = call_model_name(r->model, NULL);
+    const char *name = NULL; // only that of an adapter matters, since there is only one model
+    body_string(&r->body, "model", &name);
+    r->adapter = call_model_adapter(r->model, name);
 }
 
 bool generate_end(struct request *r)

@@ -121,6 +121,7 @@ static bool make_requests(struct call *c, struct call_error *e)
         q->background = r->background;
         q->tells_prompt = r->tells_prompt && r->stream;
         q->cache_salt = salt;
+        q->adapter = r->adapter;
         q->hints = r->hints;
         q->n_hints = r->n_hints;
         q->owner = c->tenant ? c->tenant->id : 0;

@@ -2,6 +2,7 @@
 /* Loads a configuration from defaults, file, environment and flags. Each of these overrides those
  * before it, whatever the order in which they are read. */
 #include "server/cli/config_load.h"
+#include "server/cli/adapter_options.h"
 
 #include "engine/base/json.h"
 #include "engine/base/log.h"
@@ -270,6 +271,9 @@ enum status config_load(struct config *c, int argc, char **argv, char **env, str
     if (st == OK) {
         st = check(c, err);
     }
+    if (st == OK) {
+        st = adapter_options_read(c, err);
+    }
     trim_slashes(&c->engine.model);
     free(l.source);
     free(l.in_file);
@@ -282,6 +286,7 @@ enum status config_load(struct config *c, int argc, char **argv, char **env, str
 
 void config_deinit(struct config *c)
 {
+    adapter_options_free(c);
     for (size_t i = 0; i < n_option_rows; i++) {
         config_value_clear(c, &option_rows[i]);
     }

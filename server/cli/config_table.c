@@ -155,6 +155,11 @@ const struct option_row option_rows[] = {
     {ROW("speculative-config", OPTION_JSON, engine.speculative_config, NULL,
          "speculative decoding: JSON object with method, model, num_speculative_tokens, ..."),
      .same_on_nodes = true},
+    {ROW("lora-modules", OPTION_LIST, lora_modules, NULL,
+         "low-rank adapters, served beside the model: NAME=FOLDER with adapter_config.json and "
+         "adapter_model.safetensors, or a JSON object with name and path; requests choose one as "
+         "their model"),
+     .may_be_object = true},
     {ROW("deterministic", OPTION_BOOL, engine.backend.deterministic, "false",
          "the same logits, bit for bit, whatever else is in the batch"),
      .same_on_nodes = true},

@@ -260,7 +260,11 @@ enum status config_value_set(struct config *c, const struct option_row *row, con
         if (row->secret && !*text) { // from an unset variable, say: the server would be open
             return err_set(err, ERR_INVALID, "option %s: the value is empty", row->name);
         }
-        list_add_text(field(c, row), text);
+        if (row->may_be_object && text[0] == '{') {
+            list_add(field(c, row), text, strlen(text));
+        } else {
+            list_add_text(field(c, row), text);
+        }
         return OK;
     case OPTION_BOOL:
         if (!read_bool(text, field(c, row))) {

@@ -329,6 +329,18 @@ static enum status put_draft(const struct config *c, struct buf *out, struct err
     return st;
 }
 
+/* The names, configs and weights of adapters, in their order, by which sequences refer to them. */
+static enum status put_adapters(const struct config *c, struct buf *out, struct err *err)
+{
+    for (int32_t i = 0; i < c->engine.n_adapters; i++) {
+        const char *dir = c->engine.adapter_dirs[i];
+        buf_printf(out, "an adapter's name: %s\n", c->engine.adapter_names[i]);
+        TRY(put_file(out, "an adapter's config", dir, "adapter_config.json", err));
+        TRY(put_weights(out, "an adapter's weights", dir, err));
+    }
+    return OK;
+}
+
 /* Writes "label: value" lines, so that a difference can be reported by its label. Options that must
  * be equal on all nodes are marked in their rows. */
 enum status nodes_identity(const struct config *c, struct buf *out, struct err *err)
@@ -339,6 +351,7 @@ enum status nodes_identity(const struct config *c, struct buf *out, struct err *
     buf_printf(out, "version: %s\n", SLUICE_VERSION);
     TRY(put_model(c, out, "the model's config", "the model's weights", c->engine.model, err));
     TRY(put_draft(c, out, err));
+    TRY(put_adapters(c, out, err));
     for (size_t i = 0; i < n_option_rows; i++) {
         if (option_rows[i].same_on_nodes) {
             buf_printf(out, "%s: ", option_rows[i].name);

@@ -48,6 +48,7 @@ static void take_request(struct prepared *p, const struct request *r)
     } else {
         p->space = 0;
     }
+    p->space ^= (uint64_t)r->adapter;
     for (size_t i = 0; i < r->n_prompts; i++) {
         p->n_prompt += r->prompts[i].n;
         if (r->generates) {

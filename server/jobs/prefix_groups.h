@@ -22,7 +22,7 @@
 struct group_prompt {
     const int32_t *ids;
     int32_t n;
-    uint64_t space;     // prompts of different spaces (hashes of cache salts) never share
+    uint64_t space;     // prompts of different spaces (of cache salts and adapters) never share
     int32_t est_output; // estimated number of generated tokens
 };
 
