@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models whose weights are not stored: tensors.json tells how they are drawn, the same on every machine.
 
-    {"seed": TEXT, "sha256": of all tensors' bytes, "shards": number of files (1 if missing),
+    {"seed": TEXT, "sha256": of all tensors' bytes, "shards": number of files (1 if missing), "file": name of a single one,
      "tensors": [[names, shape, mean, deviation, dtype (BF16 if missing)], ...]}
 
 Names are written as in a shell: `layers.{0-3}.{up,down}_proj.weight` are eight tensors. A tensor's values are 256 quantiles of a
@@ -100,7 +100,8 @@ def draw(source, folder):
         text = f.read()
     origin, description = hashlib.sha256(text).hexdigest(), json.loads(text)
     n = description.get("shards", 1)
-    files = [f"model-{i + 1:05}-of-{n:05}.safetensors" for i in range(n)] if n > 1 else ["model.safetensors"]
+    one = description.get("file", "model.safetensors")
+    files = [f"model-{i + 1:05}-of-{n:05}.safetensors" for i in range(n)] if n > 1 else [one]
     if all(origin_of(os.path.join(folder, file)) == origin for file in files):
         return
     tensors = list(contents(description))

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Low-rank adapters compared with PEFT's stored answers, and with themselves: whatever else the engine does at the same time."""
+import json
+import os
+import shutil
+import struct
+
+import pytest
+
+import golden
+import seeded
+
+SOURCE = os.path.join(seeded.ROOT, "test", "golden-adapters")
+FAMILIES = sorted(os.listdir(SOURCE))
+MIXED = ["--max-num-batched-tokens", "23", "--max-num-seqs", "5"]
+
+
+def adapter(family):
+    return seeded.complete(os.path.join(SOURCE, family), os.path.join(seeded.ROOT, "build", "golden-adapters", family))
+
+
+def model(family):
+    return next(os.path.join(group, family) for group in (golden.GOLDEN, golden.FAMILIES)
+                if os.path.isdir(os.path.join(group, family)))
+
+
+def cases(family):
+    with open(os.path.join(SOURCE, family, "expected.json")) as f:
+        return json.load(f)["cases"]
+
+
+def request(case, name=None):
+    return {"prompt_token_ids": case["prompt"], "max_tokens": len(case["greedy"]), "temperature": 0, "ignore_eos": True,
+            "prompt_logprobs": True, "model": name}
+
+
+def answers(family, requests, *flags):
+    return golden.generate(model(family), requests, "--lora-modules", f"it={adapter(family)},again={adapter(family)}", *flags)
+
+
+def error(case, answer):
+    return max(abs(w - h) for w, h in zip(case["prompt_logprobs"], answer["prompt_logprobs"][1:]))
+
+
+def mean_error(case, answer):
+    errors = [abs(w - h) for w, h in zip(case["prompt_logprobs"], answer["prompt_logprobs"][1:])]
+    return sum(errors) / len(errors)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_float32_equals_peft(family):
+    """Beside requests without an adapter, which get the answers of the model itself."""
+    both = [request(c, name) for c in cases(family) for name in ("it", None)]
+    got = answers(family, both, "--dtype", "float32")
+    plain = golden.generate(model(family), both[1::2], "--dtype", "float32")
+    for case, with_it, without, alone in zip(cases(family), got[::2], got[1::2], plain):
+        assert error(case, with_it) <= 1e-3
+        assert with_it["outputs"][0]["token_ids"] == case["greedy"]
+        assert without == alone and error(case, without) > 1e-2
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bits_do_not_depend_on_the_others(family):
+    """Chunks, other requests and the prefix cache; two names of one adapter share nothing and answer alike."""
+    asked = [request(c, name) for c in cases(family) for name in ("it", "again", None)]
+    alone = [answers(family, [r])[0] for r in asked]
+    mixed = answers(family, asked[::-1] + asked, *MIXED)
+    for got in (mixed[:len(asked)][::-1], mixed[len(asked):]):
+        for a, b in zip(got, alone):
+            assert a["outputs"] == b["outputs"] and a["prompt_logprobs"] == b["prompt_logprobs"]
+        for it, again, without in zip(got[0::3], got[1::3], got[2::3]):
+            assert it["outputs"] == again["outputs"] != without["outputs"]
+
+
+@pytest.mark.parametrize("family", ["llama-3", "qwen3.5", "deepseek-v3"])
+def test_ranks_divide_adapters(family):
+    asked = [request(c, "it") for c in cases(family)]
+    got = answers(family, asked, "--dtype", "float32", "--tensor-parallel-size", "2")
+    for case, answer in zip(cases(family), got):
+        assert error(case, answer) <= 1e-3 and answer["outputs"][0]["token_ids"] == case["greedy"]
+
+
+@pytest.mark.parametrize("config", ['{"method":"ngram","num_speculative_tokens":3}', '{"method":"draft_model","model":"%s","num_speculative_tokens":3}'])
+def test_drafts_do_not_change_the_text(config):
+    asked = [request(c, name) for c in cases("llama-3") for name in ("it", None)]
+    drafted = answers("llama-3", asked, "--speculative-config", config.replace("%s", model("llama-3")))
+    assert [a["outputs"] for a in drafted] == [a["outputs"] for a in answers("llama-3", asked)]
+
+
+@pytest.mark.parametrize("quantization", ["fp8", "int4"])
+def test_a_quantised_model_has_adapters(quantization):
+    asked = [request(c, name) for c in cases("llama-3") for name in ("it", None)]
+    got = answers("llama-3", asked, "--quantization", quantization)
+    for case, with_it, without in zip(cases("llama-3"), got[::2], got[1::2]):
+        assert mean_error(case, with_it) < 0.7 * mean_error(case, without)
+
+
+# ---- what is refused -----------------------------------------------------------------------------
+
+
+def copied(tmp_path, family="llama-3"):
+    return shutil.copytree(adapter(family), tmp_path / "adapter")
+
+
+def refused(folder, family="llama-3", *flags):
+    done = golden.subprocess.run([*golden.RUN, model(family), "--json", "--lora-modules", f"it={folder}", *flags], input="",
+                                 capture_output=True, text=True, timeout=120)
+    assert done.returncode != 0
+    return done.stderr
+
+
+def change(folder, **keys):
+    path = os.path.join(folder, "adapter_config.json")
+    with open(path) as f:
+        config = json.load(f)
+    os.remove(path)
+    with open(path, "w") as f:
+        json.dump({**config, **keys}, f)
+
+
+@pytest.mark.parametrize("keys, word", [
+    ({"peft_type": "LOHA"}, "peft_type LOHA"),
+    ({"use_dora": True}, "use_dora"),
+    ({"bias": "all"}, "bias all"),
+    ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+    ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights pissa_niter_4"),
+    ({"fan_in_fan_out": True}, "fan_in_fan_out"),
+    ({"r": 8}, "has rank 4, but adapter_config.json says 8"),
+    ({"lora_alpha": 0}, "lora_alpha 0"),
+    ({"rank_pattern": {"(": 3}}, "adapter 'it'"),
+])
+def test_a_config_that_would_change_answers_is_refused(tmp_path, keys, word):
+    folder = copied(tmp_path)
+    change(folder, **keys)
+    assert word in refused(folder)
+
+
+def rewrite(folder, edit):
+    """Writes the tensors again, as edit(name, shape, dtype, data) returns them."""
+    path = os.path.join(folder, "adapter_model.safetensors")
+    with open(path, "rb") as f:
+        header = json.loads(f.read(struct.unpack("<Q", f.read(8))[0]))
+        body = f.read()
+    header.pop("__metadata__", None)
+    tensors = [edit(n, t["shape"], t["dtype"], body[slice(*t["data_offsets"])]) for n, t in header.items()]
+    seeded.write_file(path, [t for t in tensors if t], "changed")
+
+
+FIRST = "base_model.model.model.layers.0.self_attn.q_proj.lora_"
+
+
+@pytest.mark.parametrize("edit, word", [
+    (lambda n, s, d, b: None if n == f"{FIRST}B.weight" else (n, s, d, b), f"there is no tensor {FIRST}B.weight"),
+    (lambda n, s, d, b: (n.replace("layers.0.", "layers.9."), s, d, b), "changes layers.9."),
+    (lambda n, s, d, b: (n.replace("self_attn.q_proj", "self_attn.r_proj"), s, d, b), "layers.0.self_attn.r_proj, which is not possible"),
+    (lambda n, s, d, b: (n, [s[1], s[0]], d, b) if n == f"{FIRST}A.weight" else (n, s, d, b), "both must be the same"),
+    (lambda n, s, d, b: (n, s, d, b"\xc0\x7f" + b[2:]) if n == f"{FIRST}A.weight" else (n, s, d, b), "not finite"),
+    (lambda n, s, d, b: (n.replace("lora_A.weight", "lora_magnitude_vector"), s, d, b), "neither lora_A nor lora_B"),
+    (lambda n, s, d, b: (n, [4, s[1] // 2], d, b[:len(b) // 2]) if n == f"{FIRST}A.weight" else (n, s, d, b), "made for another model"),
+])
+def test_tensors_that_do_not_fit_are_refused(tmp_path, edit, word):
+    folder = copied(tmp_path)
+    rewrite(folder, edit)
+    assert word in refused(folder)
+
+
+def test_folders_that_are_no_adapters_are_refused(tmp_path):
+    assert "adapter_config.json" in refused(tmp_path / "none")
+    assert "adapter_config.json" in refused(model("llama-3"))
+    folder = copied(tmp_path)
+    os.remove(os.path.join(folder, "adapter_model.safetensors"))
+    assert "adapter_model.safetensors" in refused(folder)
