@@ -328,6 +328,7 @@ FAMILIES = [
     {
         # Interleaved RoPE on half of each head, biases on q, k and v, no norms after sub-layers.
         "folder": "glm",
+        "drawn": True,
         "model_type": "glm",
         "config": {
             "num_hidden_layers": 2,
