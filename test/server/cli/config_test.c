@@ -270,11 +270,34 @@ TEST(a_member_is_set_once_and_only_in_an_object)
     REFUSED("needs a value", "m", "--spec-method");
 }
 
+/* As on vLLM's command lines, or as JSON. */
+TEST(adapters_have_a_name_and_a_folder)
+{
+    LOAD("m", "--enable-lora", "--max-lora-rank", "64", "--lora-modules", "a=b", "c=d=e",
+         "{\"name\": \"f\", \"path\": \"/g,h\", \"base_model_name\": \"m\"}", "--port", "9");
+    CHECK_STR(err.text, "");
+    REQUIRE(st == OK && c.engine.n_adapters == 3);
+    CHECK_STR(c.engine.adapter_names[1], "c");
+    CHECK_STR(c.engine.adapter_dirs[1], "d=e");
+    CHECK_STR(c.engine.adapter_names[2], "f");
+    CHECK_STR(c.engine.adapter_dirs[2], "/g,h");
+    config_deinit(&c);
+}
+
+TEST(adapters_without_a_name_of_their_own_are_refused)
+{
+    REFUSED("neither NAME=FOLDER nor", "m", "--lora-modules", "a");
+    REFUSED("neither NAME=FOLDER nor", "m", "--lora-modules", "a=");
+    REFUSED("neither NAME=FOLDER nor", "m", "--lora-modules", "{\"name\":\"a\"}");
+    REFUSED("the name 'a' occurs twice", "m", "--lora-modules", "a=b,a=c");
+    REFUSED("the name 'x' occurs twice", "m", "--served-model-name", "x", "--lora-modules", "x=c");
+}
+
 /* The reason follows the flag and its value; in a file, with the line. */
 TEST(what_would_change_answers_is_refused_with_the_reason)
 {
-    REFUSED("enable-lora: 'true' is not supported: adapters", "m", "--enable-lora");
-    REFUSED("adapters are not supported", "m", "--lora-modules", "a=b", "c=d");
+    REFUSED("lora-target-modules: 'q_proj' is not supported: adapters", "m",
+            "--lora-target-modules", "q_proj");
     REFUSED("return-sampling-mask: 'true' is not supported", "m", "--return-sampling-mask");
     REFUSED("always read from tokenizer.json", "m", "--tokenizer-mode=deepseek_v32");
     REFUSED("start several servers behind a load balancer", "m", "--data-parallel-size=4");

@@ -61,8 +61,8 @@ def test_vllms_environment_is_used_or_logged_once():
 def test_flags_of_vllm_are_logged_or_refused():
     rc, out, err = run("serve", DEMO, "-O3", "--swap-space", "4", "--print-config", "--trust-remote-code")
     assert rc == 0 and len(err.splitlines()) == 3 and all("has no effect here: " in l for l in err.splitlines())
-    rc, out, err = run("serve", DEMO, "--enable-lora")
-    assert rc == 2 and err == "sluice: option enable-lora: 'true' is not supported: adapters are not supported\n"
+    rc, out, err = run("serve", DEMO, "--lora-target-modules", "q_proj")
+    assert rc == 2 and err == "sluice: option lora-target-modules: 'q_proj' is not supported: adapters are used as a whole\n"
 
 
 def test_hf_overrides_replace_members_of_config_json():
