@@ -254,14 +254,15 @@ static enum status open_one(struct adapter *a, struct err *err)
 {
     char path[PATH_MAX];
     snprintf(path, sizeof path, "%s/adapter_config.json", a->dir);
-    enum status st = json_parse_file(path, MAX_CONFIG_BYTES, &a->config, err);
-    if (st == OK) {
-        st = checkpoint_open_file(a->dir, "adapter_model.safetensors", &a->files, err);
+    if (json_parse_file(path, MAX_CONFIG_BYTES, &a->config, err) != OK) {
+        return err_prefix(err, ERR_IO, "adapter '%.64s'", a->name);
     }
+    TRY(check_config(a, err));
+    const enum status st =
+        checkpoint_open_file(a->dir, "adapter_model.safetensors", &a->files, err);
     if (st != OK) {
         return err_prefix(err, st, "adapter '%.64s'", a->name);
     }
-    TRY(check_config(a, err));
     return read_modules(a, err);
 }
 

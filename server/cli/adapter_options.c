@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/cli/adapter_options.h"
 
+#include "engine/base/file.h"
 #include "engine/base/json.h"
+#include "engine/base/log.h"
 #include "engine/base/mem.h"
 #include "engine/base/optional.h"
+#include "server/hub/hub.h"
 
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -84,6 +88,34 @@ enum status adapter_options_read(struct config *c, struct err *err)
         st = st == OK ? check_name(c, (int32_t)i, err) : st;
     }
     return st;
+}
+
+/* What is a path stays one; adapters_open says what is wrong with it. */
+static enum status find_one(const char **dir, struct err *err)
+{
+    struct hub_name name;
+    struct hub_settings settings;
+    char folder[PATH_MAX];
+    if (file_exists(*dir) || !hub_name_read(*dir, &name)) {
+        return OK;
+    }
+    TRY(hub_settings_read(&settings, err));
+    TRY(hub_get(&settings, &name, false, folder, err));
+    log_info("adapter %s@%s is %s", name.id, name.revision, folder);
+    free((char *)(uintptr_t)*dir);
+    *dir = xstrdup(folder);
+    return OK;
+}
+
+enum status adapter_options_find(struct config *c, struct err *err)
+{
+    const char **dirs = (const char **)(uintptr_t)c->engine.adapter_dirs;
+    for (int32_t i = 0; i < c->engine.n_adapters; i++) {
+        if (find_one(&dirs[i], err) != OK) {
+            return err_prefix(err, ERR_IO, "adapter '%.64s'", c->engine.adapter_names[i]);
+        }
+    }
+    return OK;
 }
 
 static void free_texts(const char *const *texts, int32_t n)

@@ -8,6 +8,8 @@
 /* Fills the adapters of c->engine from c->lora_modules. Each entry is NAME=FOLDER, or vLLM's JSON
  * object with `name` and `path`. */
 enum status adapter_options_read(struct config *c, struct err *err);
+/* Folders of adapters given as ORG/NAME[@REVISION], from Hugging Face's cache or downloaded. */
+enum status adapter_options_find(struct config *c, struct err *err);
 void adapter_options_free(struct config *c);
 
 #endif

@@ -157,8 +157,8 @@ const struct option_row option_rows[] = {
      .same_on_nodes = true},
     {ROW("lora-modules", OPTION_LIST, lora_modules, NULL,
          "low-rank adapters, served beside the model: NAME=FOLDER with adapter_config.json and "
-         "adapter_model.safetensors, or a JSON object with name and path; requests choose one as "
-         "their model"),
+         "adapter_model.safetensors, NAME=ORG/NAME to download, or a JSON object with name and "
+         "path; requests choose one as their model"),
      .may_be_object = true},
     {ROW("deterministic", OPTION_BOOL, engine.backend.deterministic, "false",
          "the same logits, bit for bit, whatever else is in the batch"),

@@ -2,6 +2,7 @@
 /* Finds the model that a command loads: from the command line, or by asking if none was given. A
  * name is resolved to a folder, and the model is downloaded if necessary. */
 #include "server/cli/model_choice.h"
+#include "server/cli/adapter_options.h"
 
 #include "engine/base/file.h"
 #include "engine/base/log.h"
@@ -283,7 +284,7 @@ static void add_names(struct config *c, const struct hub_name *name)
 
 /* A folder or GGUF file is used as it is; a name with one slash that is not a path is looked up in
  * the cache, and downloaded if it is not there. */
-enum status model_find(struct config *c, struct err *err)
+static enum status find_folder(struct config *c, struct err *err)
 {
     const char *model = c->engine.model;
     struct hub_name name;
@@ -324,4 +325,11 @@ enum status model_find(struct config *c, struct err *err)
     set_text(&c->engine.model, folder);
     add_names(c, &name);
     return OK;
+}
+
+/* The model first, which is the larger download. */
+enum status model_find(struct config *c, struct err *err)
+{
+    TRY(find_folder(c, err));
+    return adapter_options_find(c, err);
 }

@@ -16,6 +16,7 @@ enum { MAX_INDEX_BYTES = 256 << 20 };
 /* A pattern may contain one "*", which matches anything but "/". */
 static const char *const needed[] = {
     "config.json",
+    HUB_ADAPTER,
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
@@ -141,11 +142,11 @@ static bool has_some_weights(const char *folder)
     return found;
 }
 
-/* True if the model can be loaded: the folder has its config, and weights in one of the known
- * forms. */
+/* True if the model, or the adapter, can be loaded: the folder has its config, and weights in one
+ * of the known forms. */
 bool hub_is_complete(const char *folder)
 {
-    if (!folder_has(folder, "config.json")) {
+    if (!folder_has(folder, "config.json") && !folder_has(folder, HUB_ADAPTER)) {
         return false;
     }
     if (folder_has(folder, HUB_ONE_FILE)) {

@@ -57,6 +57,7 @@ void hub_paths_free(struct hub_paths *paths);
 
 #define HUB_ONE_FILE "model.safetensors"
 #define HUB_INDEX "model.safetensors.index.json"
+#define HUB_ADAPTER "adapter_config.json" // what an adapter has in place of config.json
 
 /* The files named in an index, validated. `where` is for messages. */
 enum status hub_read_index(const char *file, const char *where, struct hub_paths *out,

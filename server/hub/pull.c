@@ -128,7 +128,7 @@ static struct pull_file *add_file(struct pull *p, const char *path)
 /* Adds the files other than weights that the engine reads. */
 static enum status add_small(struct pull *p)
 {
-    if (!hub_paths_has(&p->listed, "config.json")) {
+    if (!hub_paths_has(&p->listed, "config.json") && !hub_paths_has(&p->listed, HUB_ADAPTER)) {
         return err_set(p->err, ERR_UNSUPPORTED,
                        "%s has no config.json, so sluice cannot load it; choose a repository in "
                        "Hugging Face's format",

@@ -553,6 +553,16 @@ def test_a_server_started_with_a_name(hub, env, tmp_path):
         p.wait()
 
 
+def test_an_adapter_by_name(hub, env):
+    hub.add("org/small", {"adapter_config.json": b"{}", "adapter_model.safetensors": b"x" * 99, "README.md": b"x"})
+    folder = pull(env)
+    assert sorted(os.listdir(folder)) == ["adapter_config.json", "adapter_model.safetensors"]
+    rc, out, err = run(env, "generate", DEMO, "x", "--device", "cpu", "--lora-modules", "a=org/small")
+    assert rc == 1 and f"adapter 'a': peft_type (none) in {folder}" in err
+    rc, out, err = run(env, "generate", DEMO, "x", "--device", "cpu", "--lora-modules", "a=org/none")
+    assert rc == 1 and "adapter 'a': " in err and "org/none" in err
+
+
 def test_revision_and_name_agree(hub, env):
     rc, out, err = run(env, "serve", "org/small@v1", "--revision", "v2")
     assert rc == 1 and "revision: 'v2' differs from the model's @v1" in err
