@@ -19,7 +19,7 @@ struct adapter_job {
     const struct linear_args *a;
     int32_t rows[ROWS], adapters[ROWS]; // indices of rows and of their adapters
     int32_t n_rows, n_items_per_row;
-    float *room; // [n_rows, rank]
+    float *room; // [n_rows, ranks of all modules]
 };
 
 /* Rounded as the weights of products are. */
@@ -70,15 +70,22 @@ static void down_item(void *arg, int32_t item, int32_t thread)
 static void up_item(void *arg, int32_t item, int32_t thread)
 {
     const struct adapter_job *job = arg;
-    const struct weight *w = job->a->adapter->up;
+    const struct adapter_pair *pair = job->a->adapter;
+    const struct weight *w = pair->up;
     const int32_t i = item / job->n_items_per_row;
     const int64_t first = item % job->n_items_per_row * (int64_t)UP_ITEM;
     const int64_t end = lesser(first + UP_ITEM, w->n_out);
     const float *matrix = w->vector + job->adapters[i] * w->n_out * w->n_in;
+    const float *room = job->room + i * pair->down->n_out;
     float *y = tensor_row(&job->a->y, job->rows[i]);
+    int32_t run = 0;
     (void)thread;
     for (int64_t j = first; j < end; j++) {
-        y[j] += job->cpu->kernels->dot(matrix + j * w->n_in, job->room + i * w->n_in, w->n_in);
+        while (run + 1 < pair->n_runs && j >= pair->runs[run + 1].first_out) {
+            run++;
+        }
+        const float *t = room + pair->runs[run].first_rank;
+        y[j] += job->cpu->kernels->dot(matrix + j * w->n_in, t, w->n_in);
     }
 }
 
@@ -99,7 +106,7 @@ enum status cpu_linear_adapter(struct backend *be, const struct linear_args *a)
     const struct weight *down = a->adapter->down, *up = a->adapter->up;
     struct adapter_job job = {.cpu = cpu, .a = a, .room = cpu->adapter_room};
     ASSERT(pass && down->kind == WEIGHT_ADAPTER && up->kind == WEIGHT_ADAPTER);
-    ASSERT(down->n_out == up->n_in && down->n_matrices == up->n_matrices);
+    ASSERT(down->n_out % up->n_in == 0 && down->n_matrices == up->n_matrices);
     ASSERT((size_t)down->n_out * ROWS * sizeof(float) <= cpu->adapter_room_bytes);
     ASSERT(a->n_rows <= (a->out_rows ? pass->n_out : pass->n_rows));
     for (int32_t i = 0; i < a->n_rows; i++) {

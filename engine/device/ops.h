@@ -63,10 +63,17 @@ struct norm_args {
     struct product_sums delta_sums; // partial sums of delta, read instead of its memory
 };
 
-/* The low-rank adapters of one weight, padded to one rank: the product of a row whose sequence has
- * adapter a also has up_a (down_a x), where down_a is [rank, n_in] and up_a [n_out, rank]. */
+/* The low-rank adapters of one weight. A weight may stack several modules (q, k and v), each of
+ * which has a low-rank pair of its own; all are padded to one rank. For a row whose sequence has
+ * adapter a, t = down_a x has the ranks of all modules, and output j gets the product of row j of
+ * up_a [n_out, rank] with t[first_rank .. + rank) of the run that j belongs to. */
+enum { MAX_ADAPTER_RUNS = 12 };
 struct adapter_pair {
     const struct weight *down, *up; // ADAPTER
+    int32_t n_runs;
+    struct adapter_run {
+        int32_t first_out, first_rank; // a run ends where the next one begins
+    } runs[MAX_ADAPTER_RUNS];          // the first one begins at output 0
 };
 
 /* y = x W^T + bias. x: [n_rows, n_in], act dtype; y: [n_rows, n_out], act dtype or fp32. A
@@ -471,8 +478,9 @@ struct backend_ops {
                        const struct shared_expert_args *shared, const struct moe_route_args *route,
                        const struct moe_ffn_args *ffn);
 
-    /* y += up_a (down_a x) for each row of a sequence with an adapter a, after linear with the same
-     * args. A row's sums do not depend on the other rows. NULL: adapters are unsupported. */
+    /* Adds to y what adapter_pair says for each row of a sequence with an adapter, after linear
+     * with the same args. A row's sums do not depend on the other rows. NULL: adapters are
+     * unsupported. */
     enum status (*linear_adapter)(struct backend *be, const struct linear_args *a);
 
     /* rope_store, then attention with its q, which may be left unrotated in memory; then, unless

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Passes adapters' matrices to the backend, beside the weights that they change. A weight may stack
- * several modules (q, k and v; gate and up). The A of these are stacked by rows, and B holds the B
- * of each in its own columns and zeros elsewhere, so one pair of products serves them all. */
+ * several modules (q, k and v; gate and up): their A are stacked, and their B have the order of the
+ * weight's rows, so one pair of products serves them all. */
 #include "engine/base/assert.h"
 #include "engine/base/mem.h"
 #include "engine/base/minmax.h"
@@ -13,19 +13,17 @@
 
 enum {
     MAX_MODULES = 8, // of one weight
-    RANK_UNIT = 16,  // the sum of a pair's ranks is padded to a multiple of this
+    RANK_UNIT = 16,  // ranks are padded to a multiple of this
 };
 
-/* The modules of a weight: where the ranks of each begin, and the largest rank of all adapters. */
-struct module_ranks {
-    const char *base;
-    int64_t total_rows, first, rank;
-};
-
+/* The modules of a weight, and the largest rank that one of them has in an adapter. */
 struct pair_plan {
-    struct module_ranks modules[MAX_MODULES];
+    struct {
+        const char *base;
+        int64_t total_rows;
+    } modules[MAX_MODULES];
     int32_t n;
-    int64_t rank;
+    int64_t rank; // 0: no adapter changes the weight
 };
 
 /* Adapters have transformers' names of modules. */
@@ -44,14 +42,15 @@ static const struct adapter_module *find(const struct loader *l, int32_t adapter
     return m;
 }
 
-static struct module_ranks *module_of(struct pair_plan *plan, const char *base)
+/* The index of a module; -1: there is none yet. */
+static int32_t module_of(const struct pair_plan *plan, const char *base)
 {
     for (int32_t i = 0; i < plan->n; i++) {
         if (strcmp(plan->modules[i].base, base) == 0) {
-            return &plan->modules[i];
+            return i;
         }
     }
-    return NULL;
+    return -1;
 }
 
 static struct pair_plan plan_of(const struct loader *l, const struct stack *s,
@@ -59,20 +58,34 @@ static struct pair_plan plan_of(const struct loader *l, const struct stack *s,
 {
     struct pair_plan plan = {.n = 0};
     for (int32_t i = 0; i < s->n; i++) {
-        if (module_of(&plan, pieces[i].base)) {
+        if (module_of(&plan, pieces[i].base) >= 0) {
             continue;
         }
         ASSERT(plan.n < MAX_MODULES);
-        struct module_ranks *m = &plan.modules[plan.n++];
-        *m = (struct module_ranks){pieces[i].base, pieces[i].total_rows, plan.rank, 0};
+        plan.modules[plan.n].base = pieces[i].base;
+        plan.modules[plan.n++].total_rows = pieces[i].total_rows;
         for (int32_t a = 0; a < adapters_count(l->options->adapters); a++) {
-            const struct adapter_module *found = find(l, a, m->base);
-            m->rank = greater(found ? found->rank : 0, m->rank);
+            const struct adapter_module *found = find(l, a, pieces[i].base);
+            plan.rank = greater(found ? found->rank : 0, plan.rank);
         }
-        plan.rank += m->rank;
     }
     plan.rank = (plan.rank + RANK_UNIT - 1) / RANK_UNIT * RANK_UNIT;
     return plan;
+}
+
+/* Adjacent pieces of one module are one run. */
+static void find_runs(const struct stack *s, const struct piece *pieces,
+                      const struct pair_plan *plan, struct adapter_pair *pair)
+{
+    int64_t at = 0;
+    for (int32_t i = 0; i < s->n; at += pieces[i].n, i++) {
+        if (i > 0 && strcmp(pieces[i].base, pieces[i - 1].base) == 0) {
+            continue;
+        }
+        ASSERT(pair->n_runs < MAX_ADAPTER_RUNS);
+        pair->runs[pair->n_runs++] = (struct adapter_run){
+            (int32_t)at, module_of(plan, pieces[i].base) * (int32_t)plan->rank};
+    }
 }
 
 static enum status check_shapes(const struct loader *l, int32_t adapter,
@@ -96,23 +109,22 @@ static struct weight_part matrix_of(const struct checkpoint_tensor *t)
 }
 
 /* A: the columns of this rank's inputs. */
-static void fill_down(const struct stack *s, const struct module_ranks *place,
-                      const struct adapter_module *m, float *to)
+static void fill_down(const struct stack *s, const struct adapter_module *m, float *to)
 {
     struct weight_part p =
         weight_part_slice(matrix_of(m->down), 0, m->rank, s->first_col, s->n_cols);
     for (int64_t r = 0; r < m->rank; r++) {
-        weight_part_read(&p, r, 0, s->n_cols, to + (place->first + r) * s->n_cols);
+        weight_part_read(&p, r, 0, s->n_cols, to + r * s->n_cols);
     }
 }
 
 /* B: the rows of one piece, scaled. */
-static void fill_up(const struct piece *piece, const struct pair_plan *plan,
-                    const struct module_ranks *place, const struct adapter_module *m, float *to)
+static void fill_up(const struct piece *piece, int64_t rank, const struct adapter_module *m,
+                    float *to)
 {
     struct weight_part p = weight_part_slice(matrix_of(m->up), piece->first, piece->n, 0, m->rank);
     for (int64_t i = 0; i < piece->n; i++) {
-        float *row = to + i * plan->rank + place->first;
+        float *row = to + i * rank;
         weight_part_read(&p, i, 0, m->rank, row);
         for (int64_t r = 0; r < m->rank; r++) {
             row[r] *= m->scale;
@@ -125,17 +137,16 @@ static enum status fill_adapter(const struct loader *l, const struct stack *s,
                                 int32_t adapter, float *down, float *up)
 {
     for (int32_t i = 0; i < plan->n; i++) {
-        const struct module_ranks *place = &plan->modules[i];
-        const struct adapter_module *m = find(l, adapter, place->base);
+        const struct adapter_module *m = find(l, adapter, plan->modules[i].base);
         float *rows = up;
         if (!m) {
             continue;
         }
-        TRY(check_shapes(l, adapter, m, place->total_rows, s->n_in));
-        fill_down(s, place, m, down);
+        TRY(check_shapes(l, adapter, m, plan->modules[i].total_rows, s->n_in));
+        fill_down(s, m, down + i * plan->rank * s->n_cols);
         for (int32_t k = 0; k < s->n; rows += pieces[k].n * plan->rank, k++) {
-            if (strcmp(pieces[k].base, place->base) == 0) {
-                fill_up(&pieces[k], plan, place, m, rows);
+            if (strcmp(pieces[k].base, plan->modules[i].base) == 0) {
+                fill_up(&pieces[k], plan->rank, m, rows);
             }
         }
     }
@@ -179,17 +190,18 @@ enum status load_adapters(struct loader *l, const struct stack *s, const struct 
     if (plan.rank == 0) {
         return OK;
     }
-    const size_t down_floats = (size_t)(plan.rank * s->n_cols);
+    const size_t down_floats = (size_t)(plan.n * plan.rank * s->n_cols);
     const size_t up_floats = (size_t)(n_out * plan.rank);
     float *down = xcalloc(n * down_floats, sizeof *down), *up = xcalloc(n * up_floats, sizeof *up);
-    struct adapter_pair pair = {NULL, NULL};
+    struct adapter_pair pair = {.n_runs = 0};
+    find_runs(s, pieces, &plan, &pair);
     enum status st = OK;
     for (size_t a = 0; a < n && st == OK; a++) {
         st = fill_adapter(l, s, pieces, &plan, (int32_t)a, down + a * down_floats,
                           up + a * up_floats);
     }
     if (st == OK) {
-        st = open_matrix(l, pieces[0].base, down, plan.rank, s->n_cols, &pair.down);
+        st = open_matrix(l, pieces[0].base, down, plan.n * plan.rank, s->n_cols, &pair.down);
     }
     if (st == OK) {
         st = open_matrix(l, pieces[0].base, up, n_out, plan.rank, &pair.up);
