@@ -122,6 +122,8 @@ void cpu_coded_sums(const struct cpu_backend *cpu, const struct gemm_tile *t, in
 static float value_of(const struct coded *c, uint32_t code)
 {
     switch (c->kind) {
+    case CODE_2:
+    case CODE_3:
     case CODE_4:
     case CODE_5: return c->values[code];
     case CODE_I8: return (float)(int8_t)code;

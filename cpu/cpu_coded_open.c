@@ -12,7 +12,8 @@ enum { LEAST_BLOCK = 8, MAX_PIECES = 4 };
 static bool kind_of(enum dtype dtype, enum code_kind *out)
 {
     switch (dtype) {
-    case DT_U2:
+    case DT_U2: *out = CODE_2; return true;
+    case DT_U3: *out = CODE_3; return true;
     case DT_U4:
     case DT_NL4:
     case DT_NF4:
@@ -212,12 +213,14 @@ static bool fits(const struct weight_desc *d, const struct weight *w, struct pie
     return good && row == 0 && out->n > 0;
 }
 
-/* The table of the values of codes with up to five bits, less the zero that all outputs share. */
+/* The table of the values of codes with up to five bits, less the zero that all outputs share.
+ * Kernels need not clear the bits above shorter codes, as their values are repeated. */
 static void fill_values(const struct weight_codec *c, struct coded *out)
 {
     float zero = c->zeros.data ? 0.0f : (float)c->zero;
-    for (uint32_t i = 0; i < 1u << dtype_bits(c->values.dtype); i++) {
-        out->values[i] = dtype_value(c->values.dtype, i) - zero;
+    const uint32_t mask = (1u << dtype_bits(c->values.dtype)) - 1;
+    for (uint32_t i = 0; i < N_CODE_VALUES; i++) {
+        out->values[i] = dtype_value(c->values.dtype, i & mask) - zero;
     }
 }
 
@@ -286,7 +289,7 @@ enum status cpu_coded_open(struct cpu_backend *cpu, const struct weight_desc *d,
     }
     for (int32_t i = 0; i < pieces.n; i++) {
         struct coded *c = &pieces.v[i];
-        if (c->kind == CODE_4 || c->kind == CODE_5) {
+        if (c->kind <= CODE_5) {
             fill_values(pieces.codec[i], c);
         }
         TRY(open_piece(cpu, w, c));

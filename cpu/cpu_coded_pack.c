@@ -97,11 +97,32 @@ static inline void put_groups(const enum code_kind kind, uint8_t *to, int64_t st
     }
 }
 
+/* The same for codes of two and three bits. */
+static inline void put_narrow_groups(const enum code_kind kind, uint8_t *to, int64_t step,
+                                     const uint8_t *codes, int64_t n)
+{
+    const int32_t group = code_group(kind);
+    for (int64_t k = 0; k < n; k += group, to += step, codes += group) {
+        uint32_t low = 0, high = 0;
+        for (int32_t i = 0; i < group; i++) {
+            low |= (uint32_t)(codes[i] & 3) << 2 * i;
+            high |= (uint32_t)(codes[i] >> 2) << i;
+        }
+        to[0] = (uint8_t)low;
+        if (kind == CODE_3) {
+            to[PANEL] = (uint8_t)(low >> 8);
+            to[2 * PANEL] = (uint8_t)high;
+        }
+    }
+}
+
 static void put_codes(enum code_kind kind, int32_t panels, uint8_t *to, const uint8_t *codes,
                       int64_t n)
 {
     int64_t step = code_bytes(kind, (int64_t)code_group(kind) * PANEL) * panels;
     switch (kind) {
+    case CODE_2: put_narrow_groups(CODE_2, to, step, codes, n); break;
+    case CODE_3: put_narrow_groups(CODE_3, to, step, codes, n); break;
     case CODE_4: put_groups(CODE_4, to, step, codes, n); break;
     case CODE_5: put_groups(CODE_5, to, step, codes, n); break;
     case CODE_6: put_groups(CODE_6, to, step, codes, n); break;

@@ -49,9 +49,9 @@ struct coded {
     bool zeroed, has_offset;
     uint16_t *zeros; // bf16, same shape as scales; NULL: none
     enum tensor_scale whole_use;
-    float *whole;     // the whole-tensor scales: [n_matrices][n_tiles][outputs of a tile]
-    float values[32]; // values of four-bit and five-bit codes
-    int32_t middle;   // subtracted from six-bit codes
+    float *whole; // the whole-tensor scales: [n_matrices][n_tiles][outputs of a tile]
+    float values[N_CODE_VALUES]; // values of codes of up to five bits
+    int32_t middle;              // subtracted from six-bit codes
 };
 
 /* For rounding inputs: a scale, the range of some inputs, and the group that has been reached in a

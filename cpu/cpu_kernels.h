@@ -24,6 +24,9 @@ typedef void gemm_fn(const void *a, int64_t a_stride, int32_t m, const void *w, 
 /* Weights that stay quantised: dequantises a run of inputs in which each output has one scale, zero
  * and offset. Codes are stored as [k / group][panels], where a group is a few inputs:
  *
+ *     CODE_2           4 inputs: [PANEL] bytes with the first input in the lowest bits
+ *     CODE_3           8 inputs: the low two bits of each four as in CODE_2, then [PANEL] bytes
+ *                      whose bit i is the third bit of input i
  *     CODE_4           2 inputs: [PANEL] bytes with the first input in the low half
  *     CODE_I8, E4M3    2 inputs: [2][PANEL] bytes
  *     CODE_5           8 inputs: the low four bits of each pair as in CODE_4, then [PANEL] bytes
@@ -34,18 +37,20 @@ typedef void gemm_fn(const void *a, int64_t a_stride, int32_t m, const void *w, 
  *
  *     (value of the code - zero) * scale + offset
  *
- * in fp32, rounded to the dtype that the product reads. The value comes from a table (CODE_4,
- * CODE_5) or is the code less `middle` (CODE_6). For codes with offsets value * scale is exact, so
- * it does not matter whether it is rounded before the offset is added. */
-enum code_kind { CODE_4, CODE_I8, CODE_E4M3, CODE_5, CODE_6 };
-enum { PAIR_CODES = 2 * PANEL }; // codes of a pair of inputs, per panel
+ * in fp32, rounded to the dtype that the product reads. The value comes from a table (codes of up
+ * to five bits) or is the code less `middle` (CODE_6). For codes with offsets value * scale is
+ * exact, so it does not matter whether it is rounded before the offset is added. */
+enum code_kind { CODE_2, CODE_3, CODE_4, CODE_5, CODE_6, CODE_I8, CODE_E4M3 };
+/* PAIR_CODES: codes of a pair of inputs, per panel. */
+enum { PAIR_CODES = 2 * PANEL, N_CODE_VALUES = 32 };
 struct code_run {
     enum code_kind kind;
     const char *codes;
-    const float *values; // [32]; CODE_4 uses the first 16
+    const float *values; // [N_CODE_VALUES], repeated where there are fewer codes
     int32_t middle;
-    const float *scales;          // [panels * PANEL]; zeros and offsets have the same shape
-    const float *zeros, *offsets; // NULL: none. CODE_4, and CODE_I8 without offsets, may have zeros
+    const float *scales; // [panels * PANEL]; zeros and offsets have the same shape
+    // NULL: none. CODE_2, CODE_4, and CODE_I8 without offsets, may have zeros.
+    const float *zeros, *offsets;
     int32_t panels;
     // Range of inputs, relative to the start of `out`; both are multiples of a group.
     int64_t first, k;
@@ -57,7 +62,9 @@ typedef void decode_fn(const struct code_run *r);
 static inline int32_t code_group(enum code_kind kind)
 {
     switch (kind) {
+    case CODE_3:
     case CODE_5: return 8;
+    case CODE_2:
     case CODE_6: return 4;
     default: return 2;
     }
@@ -67,6 +74,8 @@ static inline int32_t code_group(enum code_kind kind)
 static inline int64_t code_bytes(enum code_kind kind, int64_t n_codes)
 {
     switch (kind) {
+    case CODE_2: return n_codes / 4;
+    case CODE_3: return n_codes / 8 * 3;
     case CODE_4: return n_codes / 2;
     case CODE_5: return n_codes / 8 * 5;
     case CODE_6: return n_codes / 4 * 3;
@@ -79,6 +88,10 @@ static inline uint32_t code_at(enum code_kind kind, const uint8_t *group, int32_
 {
     if (kind == CODE_I8 || kind == CODE_E4M3) {
         return group[i * PANEL + output];
+    }
+    if (kind == CODE_2 || kind == CODE_3) {
+        uint32_t low = group[i / 4 * PANEL + output] >> i % 4 * 2 & 3u;
+        return kind == CODE_2 ? low : low | (group[2 * PANEL + output] >> i & 1u) << 2;
     }
     int32_t pairs = code_group(kind) / 2;
     uint32_t low = group[i / 2 * PANEL + output] >> i % 2 * 4 & 15u;

@@ -53,6 +53,8 @@ static void round_f16(const float *x, float *out, int64_t n)
 static float code_value(const struct code_run *r, uint32_t code)
 {
     switch (r->kind) {
+    case CODE_2:
+    case CODE_3:
     case CODE_4:
     case CODE_5: return r->values[code];
     case CODE_I8: return (float)(int8_t)code;

@@ -131,7 +131,7 @@ struct code_sense {
     vf middle;
 };
 
-/* The low four bits of a, with the bits of b in `mask` above them. All other bits are undefined. */
+/* The bits of b in `mask`, and all others of a. */
 VEC_INLINE vi join_bits(vi a, vi b, int mask)
 {
 #if defined(__AVX512F__)
@@ -139,7 +139,7 @@ VEC_INLINE vi join_bits(vi a, vi b, int mask)
     return (vi)_mm512_ternarylogic_epi32((__m512i)a, (__m512i)b, _mm512_set1_epi32(mask),
                                          B_WHERE_C);
 #else
-    return (a & 15) | (b & mask);
+    return (a & ~mask) | (b & mask);
 #endif
 }
 
@@ -157,18 +157,37 @@ VEC_INLINE vf vec_look_up_5(const struct code_sense *sense, vi at)
 }
 
 /* The code of input i of a group: its low bits, and its high bits, which are in the group's extra
- * bytes. */
+ * bytes. The bits above them are undefined. */
 VEC_INLINE vi join_code(vi low, vi high, const int i, const enum code_kind kind)
 {
-    const int at = kind == CODE_5 ? i : 2 * i;
-    return join_bits(low, at < 4 ? high << (4 - at) : high >> (at - 4), kind == CODE_5 ? 16 : 48);
+    const int at = kind == CODE_6 ? 2 * i : i, to = kind == CODE_3 ? 2 : 4;
+    return join_bits(low, at < to ? high << (to - at) : high >> (at - to),
+                     (kind == CODE_6 ? 3 : 1) << to);
 }
 
-/* Vector number j of the inputs of a pair, which is pair p of its group. `high` has the group's
- * bits above the fourth. */
-VEC_INLINE void code_values(const struct code_sense *sense, const char *pair, vi high, int p, int j,
-                            vf *even, vf *odd, const enum code_kind kind)
+/* Codes of two bits, with a third one in `high`. */
+VEC_INLINE void narrow_values(const struct code_sense *sense, const char *group, vi high, int p,
+                              int j, vf *even, vf *odd, const enum code_kind kind)
 {
+    vi first = vec_widen_bytes(group + p / 2 * PANEL + j * VEC) >> p % 2 * 4;
+    vi second = first >> 2;
+    if (kind == CODE_3) {
+        first = join_code(first, high, 2 * p, kind);
+        second = join_code(second, high, 2 * p + 1, kind);
+    }
+    *even = vec_look_up(&sense->table, first);
+    *odd = vec_look_up(&sense->table, second);
+}
+
+/* Vector number j of the inputs of pair p of a group. `high` has the group's extra bytes. */
+VEC_INLINE void code_values(const struct code_sense *sense, const char *group, vi high, int p,
+                            int j, vf *even, vf *odd, const enum code_kind kind)
+{
+    const char *pair = group + p * (kind == CODE_I8 || kind == CODE_E4M3 ? 2 * PANEL : PANEL);
+    if (kind == CODE_2 || kind == CODE_3) {
+        narrow_values(sense, group, high, p, j, even, odd, kind);
+        return;
+    }
     if (kind == CODE_I8) {
         *even = vec_from_i8(pair + j * VEC);
         *odd = vec_from_i8(pair + PANEL + j * VEC);
@@ -240,12 +259,11 @@ VEC_INLINE void decode_groups(const struct code_run *r, const bool to_f16,
                               const enum code_shift how, const enum code_kind kind)
 {
     const int n_pairs = code_group(kind) / 2;
-    const int64_t pair_bytes = kind == CODE_I8 || kind == CODE_E4M3 ? 2 * PANEL : PANEL;
     const int64_t group_bytes = code_bytes(kind, (int64_t)code_group(kind) * PANEL);
-    const int64_t step = group_bytes * r->panels;
+    const int64_t step = group_bytes * r->panels, last = group_bytes - PANEL;
     const float *shifts = how == SHIFT_ZERO ? r->zeros : r->offsets;
     struct code_sense sense = {.middle = vec_set((float)r->middle)};
-    if (kind == CODE_4 || kind == CODE_5) {
+    if (kind <= CODE_5) {
         sense.table = load_table(r->values);
         sense.upper = load_table(r->values + 16);
     }
@@ -258,11 +276,10 @@ VEC_INLINE void decode_groups(const struct code_run *r, const bool to_f16,
             for (int64_t group = 0; group < r->k / 2 / n_pairs; group++) {
                 const char *from = codes + group * step;
                 __builtin_prefetch(from + CODES_AHEAD);
-                const vi high =
-                    n_pairs > 1 ? vec_widen_bytes(from + n_pairs * PANEL + j * VEC) : (vi){0};
+                const vi high = n_pairs > 1 ? vec_widen_bytes(from + last + j * VEC) : (vi){0};
                 for (int p = 0; p < n_pairs; p++) {
                     vf even, odd;
-                    code_values(&sense, from + p * pair_bytes, high, p, j, &even, &odd, kind);
+                    code_values(&sense, from, high, p, j, &even, &odd, kind);
                     store_values(r, group * n_pairs + p, panel, j, scaled(even, scale, shift, how),
                                  scaled(odd, scale, shift, how), to_f16);
                 }
@@ -273,7 +290,7 @@ VEC_INLINE void decode_groups(const struct code_run *r, const bool to_f16,
 
 VEC_INLINE void decode_kind(const struct code_run *r, const bool to_f16, const enum code_kind kind)
 {
-    const bool may_have_zeros = kind == CODE_4 || kind == CODE_I8;
+    const bool may_have_zeros = kind == CODE_2 || kind == CODE_4 || kind == CODE_I8;
     if (may_have_zeros && r->zeros) {
         decode_groups(r, to_f16, SHIFT_ZERO, kind);
     } else if (kind != CODE_E4M3 && r->offsets) {
@@ -286,6 +303,8 @@ VEC_INLINE void decode_kind(const struct code_run *r, const bool to_f16, const e
 VEC_INLINE void decode(const struct code_run *r, const bool to_f16)
 {
     switch (r->kind) {
+    case CODE_2: decode_kind(r, to_f16, CODE_2); break;
+    case CODE_3: decode_kind(r, to_f16, CODE_3); break;
     case CODE_4: decode_kind(r, to_f16, CODE_4); break;
     case CODE_I8: decode_kind(r, to_f16, CODE_I8); break;
     case CODE_E4M3: decode_kind(r, to_f16, CODE_E4M3); break;

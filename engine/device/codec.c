@@ -125,7 +125,7 @@ static const struct {
     [DT_U2] = {"uint2", 2, value_unsigned}, [DT_E2M1] = {"e2m1", 4, value_e2m1},
     [DT_U5] = {"uint5", 5, value_unsigned}, [DT_U6] = {"uint6", 6, value_unsigned},
     [DT_NL4] = {"nl4", 4, value_nl4},       [DT_NF4] = {"nf4", 4, value_nf4},
-    [DT_FP4] = {"fp4", 4, value_fp4},
+    [DT_FP4] = {"fp4", 4, value_fp4},       [DT_U3] = {"uint3", 3, value_unsigned},
 };
 
 int32_t dtype_bits(enum dtype t)

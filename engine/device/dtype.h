@@ -34,6 +34,7 @@ enum dtype {
     DT_NL4,
     DT_NF4,
     DT_FP4,
+    DT_U3,
 };
 
 /* "bfloat16", "float16" or "float32", as in checkpoints and options; false for other names. */
@@ -50,6 +51,7 @@ static inline size_t dtype_bytes(enum dtype t)
     case DT_F16: return 2;
     case DT_U4:
     case DT_U2:
+    case DT_U3:
     case DT_E2M1:
     case DT_U5:
     case DT_U6:

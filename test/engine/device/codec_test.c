@@ -41,6 +41,7 @@ TEST(small_numbers_have_their_values)
         CHECK_SAME(dtype_value(DT_FP4, i | 8), (float)-fp4[i]);
         CHECK(dtype_value(DT_NF4, 2 * i) < dtype_value(DT_NF4, 2 * i + 1));
     }
+    CHECK_SAME(dtype_value(DT_U3, 7), 7.0);
     CHECK_SAME(dtype_value(DT_NF4, 0), -1.0);
     CHECK_SAME(dtype_value(DT_NF4, 7), 0.0);
     CHECK_SAME(dtype_value(DT_NF4, 15), 1.0);
