@@ -13,11 +13,15 @@ static bool kind_of(enum dtype dtype, enum code_kind *out)
 {
     switch (dtype) {
     case DT_U2: *out = CODE_2; return true;
-    case DT_U3: *out = CODE_3; return true;
+    case DT_U3:
+    case DT_IQ1:
+    case DT_IQ2: *out = CODE_3; return true;
     case DT_U4:
     case DT_NL4:
     case DT_NF4:
     case DT_FP4:
+    case DT_IQ3_XXS:
+    case DT_IQ3_S:
     case DT_E2M1: *out = CODE_4; return true;
     case DT_U5: *out = CODE_5; return true;
     case DT_U6: *out = CODE_6; return true;

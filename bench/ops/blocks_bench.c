@@ -16,8 +16,9 @@
 
 enum { N_OUT = 8192, N_IN = 4096, TURNS = 20, MAX_ROWS = 512 };
 
-static const char *const names[] = {"bf16", "Q8_0", "Q6_K", "Q5_0",   "Q5_1", "Q5_K",
-                                    "Q4_0", "Q4_1", "Q4_K", "IQ4_NL", "MXFP4"};
+static const char *const names[] = {"bf16", "Q8_0",  "Q6_K",   "Q5_0",   "Q5_1",  "Q5_K",
+                                    "Q4_0", "Q4_1",  "Q4_K",   "IQ4_NL", "MXFP4", "Q3_K",
+                                    "Q2_K", "IQ3_S", "IQ2_XS", "IQ1_S",  "TQ2_0"};
 enum { N_NAMES = sizeof names / sizeof names[0] };
 
 /* A weight of each format with the same shape. */

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/device/blocks.h"
-#include "engine/base/optional.h"
-
-#include <stdio.h>
+#include "engine/device/grids.h"
 
 static float half_at(const unsigned char *p)
 {
@@ -188,6 +186,196 @@ static struct block_scale scale_iq4_xs(const unsigned char *block, int32_t part)
     return (struct block_scale){half_at(block), 0.0f, (low | high << 4) - 32, 1};
 }
 
+/* ---- 256 numbers as points of a grid (grids.h) -------------------------------------------- */
+
+static uint32_t word_at(const unsigned char *p)
+{
+    return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
+}
+
+/* Eight codes: a digit of two bits with a sign above it. Bit i of `signs` is the sign of code i. */
+static void put_signed_2(uint32_t point, uint32_t signs, uint8_t *out)
+{
+    for (int32_t i = 0; i < 8; i++) {
+        out[i] = (uint8_t)((point >> 2 * i & 3) | (signs >> i & 1) << 2);
+    }
+}
+
+/* The same with digits of three bits, from two points. */
+static void put_signed_3(uint32_t low, uint32_t high, uint32_t signs, uint8_t *out)
+{
+    const uint32_t digits = low | high << 12;
+    for (int32_t i = 0; i < 8; i++) {
+        out[i] = (uint8_t)((digits >> 3 * i & 7) | (signs >> i & 1) << 3);
+    }
+}
+
+/* Seven stored signs; the eighth makes the number of negative ones even. */
+static uint32_t even_signs(uint32_t seven)
+{
+    seven &= 127;
+    return seven | (0x6996u >> ((seven ^ seven >> 4) & 15) & 1) << 7;
+}
+
+/* Steps are odd: 2 s + 1. Codes of IQ2 and IQ3_XXS mean fractions, which makes the steps whole. */
+static struct block_scale odd_steps(float unit, uint32_t s)
+{
+    return (struct block_scale){unit, 0.0f, 2 * (int32_t)s + 1, 1};
+}
+
+/* 32 elements at a time: four indices of a byte each, then a word with four times seven signs and
+ * the scale. */
+static void codes_iq2_xxs(const unsigned char *block, uint8_t *out)
+{
+    const uint16_t *grid = grid_points(GRID_IQ2_XXS);
+    for (int32_t i = 0; i < 32; i++) {
+        const unsigned char *part = block + 2 + i / 4 * 8;
+        put_signed_2(grid[part[i % 4]], even_signs(word_at(part + 4) >> 7 * (i % 4)), out + 8 * i);
+    }
+}
+
+static struct block_scale scale_iq2_xxs(const unsigned char *block, int32_t part)
+{
+    return odd_steps(half_at(block), block[2 + 8 * part + 7] >> 4);
+}
+
+/* 8 elements at a time: nine bits of index and seven signs. */
+static void codes_iq2_xs(const unsigned char *block, uint8_t *out)
+{
+    const uint16_t *grid = grid_points(GRID_IQ2_XS);
+    for (int32_t i = 0; i < 32; i++) {
+        const uint32_t word = block[2 + 2 * i] | (uint32_t)block[3 + 2 * i] << 8;
+        put_signed_2(grid[word & 511], even_signs(word >> 9), out + 8 * i);
+    }
+}
+
+static struct block_scale scale_iq2_xs(const unsigned char *block, int32_t part)
+{
+    return odd_steps(half_at(block), block[66 + part / 2] >> part % 2 * 4 & 15);
+}
+
+/* Bytes of indices, bytes of signs, then two more bits of each index. */
+static void codes_iq2_s(const unsigned char *block, uint8_t *out)
+{
+    const uint16_t *grid = grid_points(GRID_IQ2_S);
+    for (int32_t i = 0; i < 32; i++) {
+        const uint32_t high = block[66 + i / 4] >> i % 4 * 2 & 3;
+        put_signed_2(grid[block[2 + i] | high << 8], block[34 + i], out + 8 * i);
+    }
+}
+
+static struct block_scale scale_iq2_s(const unsigned char *block, int32_t part)
+{
+    return odd_steps(half_at(block), block[74 + part / 2] >> part % 2 * 4 & 15);
+}
+
+/* 64 bytes of indices, then for each 32 elements a word with signs and scale, as in IQ2_XXS. */
+static void codes_iq3_xxs(const unsigned char *block, uint8_t *out)
+{
+    const uint16_t *grid = grid_points(GRID_IQ3_XXS);
+    for (int32_t i = 0; i < 32; i++) {
+        const uint32_t word = word_at(block + 66 + i / 4 * 4);
+        put_signed_3(grid[block[2 + 2 * i]], grid[block[3 + 2 * i]],
+                     even_signs(word >> 7 * (i % 4)), out + 8 * i);
+    }
+}
+
+static struct block_scale scale_iq3_xxs(const unsigned char *block, int32_t part)
+{
+    return odd_steps(half_at(block), block[66 + 4 * part + 3] >> 4);
+}
+
+/* 64 bytes of indices, a ninth bit of each, then bytes of signs. */
+static void codes_iq3_s(const unsigned char *block, uint8_t *out)
+{
+    const uint16_t *grid = grid_points(GRID_IQ3_S);
+    for (int32_t i = 0; i < 32; i++) {
+        const uint32_t high = block[66 + i / 4] >> i % 4 * 2;
+        put_signed_3(grid[block[2 + 2 * i] | (high & 1) << 8],
+                     grid[block[3 + 2 * i] | (high & 2) << 7], block[74 + i], out + 8 * i);
+    }
+}
+
+static struct block_scale scale_iq3_s(const unsigned char *block, int32_t part)
+{
+    return odd_steps(half_at(block), block[106 + part / 2] >> part % 2 * 4 & 15);
+}
+
+/* Bytes of indices, then a word of 16 bits for each 32 elements: three more bits of each index, the
+ * scale, and the sign of the eighth that is added to all digits. */
+static void codes_iq1_s(const unsigned char *block, uint8_t *out)
+{
+    const uint16_t *grid = grid_points(GRID_IQ1);
+    for (int32_t i = 0; i < 32; i++) {
+        const unsigned char *part = block + 34 + i / 4 * 2;
+        const uint32_t high = (part[0] | (uint32_t)part[1] << 8) >> i % 4 * 3 & 7;
+        put_signed_2(grid[block[2 + i] | high << 8], part[1] >> 7 ? 255 : 0, out + 8 * i);
+    }
+}
+
+static struct block_scale scale_iq1_s(const unsigned char *block, int32_t part)
+{
+    return odd_steps(half_at(block), block[35 + 2 * part] >> 4 & 7);
+}
+
+/* Bytes of indices, then nibbles with three more bits of each and the sign of its eighth. */
+static void codes_iq1_m(const unsigned char *block, uint8_t *out)
+{
+    const uint16_t *grid = grid_points(GRID_IQ1);
+    for (int32_t i = 0; i < 32; i++) {
+        const uint32_t more = block[32 + i / 2] >> i % 2 * 4;
+        put_signed_2(grid[block[i] | (more & 7) << 8], more & 8 ? 255 : 0, out + 8 * i);
+    }
+}
+
+/* Four words of 16 bits: four scales of three bits each, and above them a nibble of the unit. */
+static struct block_scale scale_iq1_m(const unsigned char *block, int32_t part)
+{
+    const unsigned char *words = block + 48, *own = words + part / 4 * 2;
+    const unsigned char unit[2] = {(unsigned char)(words[1] >> 4 | (words[3] & 0xF0)),
+                                   (unsigned char)(words[5] >> 4 | (words[7] & 0xF0))};
+    return odd_steps(half_at(unit), (own[0] | (uint32_t)own[1] << 8) >> part % 4 * 3 & 7);
+}
+
+/* ---- 256 numbers of -1, 0 and 1 ----------------------------------------------------------- */
+
+/* A byte is a fraction of 256, whose first digits to base 3 are the codes of elements n_bytes
+ * apart. */
+static void put_thirds(const unsigned char *bytes, int32_t n_bytes, int32_t n_digits, uint8_t *out)
+{
+    for (int32_t i = 0; i < n_bytes; i++) {
+        uint32_t rest = bytes[i];
+        for (int32_t j = 0; j < n_digits; j++) {
+            out[j * n_bytes + i] = (uint8_t)(3 * rest >> 8);
+            rest = 3 * rest & 255;
+        }
+    }
+}
+
+static void codes_tq1_0(const unsigned char *block, uint8_t *out)
+{
+    put_thirds(block, 32, 5, out);
+    put_thirds(block + 32, 16, 5, out + 160);
+    put_thirds(block + 48, 4, 4, out + 240);
+}
+
+static struct block_scale scale_tq1_0(const unsigned char *block, int32_t part)
+{
+    (void)part;
+    return (struct block_scale){half_at(block + 52), 0.0f, 1, 1};
+}
+
+static void codes_tq2_0(const unsigned char *block, uint8_t *out)
+{
+    put_two_bits(block, out);
+}
+
+static struct block_scale scale_tq2_0(const unsigned char *block, int32_t part)
+{
+    (void)part;
+    return (struct block_scale){half_at(block + 64), 0.0f, 1, 1};
+}
+
 /* ---- the table ---------------------------------------------------------------------------- */
 
 /* Columns: name, type of a code, elements and bytes per block, elements per scale, zero,
@@ -205,6 +393,15 @@ static const struct block_format formats[] = {
     {"Q6_K", DT_U6, 256, 210, 16, 32, false, true, DT_F16, codes_q6_k, scale_q6_k},
     {"IQ4_NL", DT_NL4, 32, 18, 32, 0, false, false, DT_F16, codes_q4_0, scale_alone},
     {"IQ4_XS", DT_NL4, 256, 136, 32, 0, false, true, DT_F16, codes_iq4_xs, scale_iq4_xs},
+    {"IQ1_S", DT_IQ1, 256, 50, 32, 0, false, true, DT_F16, codes_iq1_s, scale_iq1_s},
+    {"IQ1_M", DT_IQ1, 256, 56, 16, 0, false, true, DT_F16, codes_iq1_m, scale_iq1_m},
+    {"IQ2_XXS", DT_IQ2, 256, 66, 32, 0, false, true, DT_F16, codes_iq2_xxs, scale_iq2_xxs},
+    {"IQ2_XS", DT_IQ2, 256, 74, 16, 0, false, true, DT_F16, codes_iq2_xs, scale_iq2_xs},
+    {"IQ2_S", DT_IQ2, 256, 82, 16, 0, false, true, DT_F16, codes_iq2_s, scale_iq2_s},
+    {"IQ3_XXS", DT_IQ3_XXS, 256, 98, 32, 0, false, true, DT_F16, codes_iq3_xxs, scale_iq3_xxs},
+    {"IQ3_S", DT_IQ3_S, 256, 110, 32, 0, false, true, DT_F16, codes_iq3_s, scale_iq3_s},
+    {"TQ1_0", DT_U2, 256, 54, 256, 1, false, false, DT_F16, codes_tq1_0, scale_tq1_0},
+    {"TQ2_0", DT_U2, 256, 66, 256, 1, false, false, DT_F16, codes_tq2_0, scale_tq2_0},
     {"MXFP4", DT_E2M1, 32, 17, 32, 0, false, false, DT_E8M0, codes_mxfp4, scale_power},
 };
 
@@ -218,12 +415,4 @@ const struct block_format *block_format_find(const char *name)
         }
     }
     return NULL;
-}
-
-void block_format_list(char *out, size_t n_bytes)
-{
-    size_t n = 0;
-    for (size_t i = 0; i < N_FORMATS && n < n_bytes; i++) {
-        n += (size_t)snprintf(out + n, n_bytes - n, "%s%s", text_if(i > 0, ", "), formats[i].name);
-    }
 }

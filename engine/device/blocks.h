@@ -40,7 +40,6 @@ struct block_format {
 };
 
 const struct block_format *block_format_find(const char *name); // NULL if there is none
-void block_format_list(char *out, size_t n_bytes);              // their names, for messages
 
 static inline float block_scale_value(struct block_scale s)
 {

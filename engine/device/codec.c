@@ -111,21 +111,61 @@ static float value_fp4(uint32_t bits)
     return bits & 8u ? 0.0f - f : f;
 }
 
+/* The fourth digit does not occur. */
+static float value_iq1(uint32_t bits)
+{
+    static const float values[4] = {-1.0f, 0.0f, 1.0f, 0.0f};
+    return values[bits & 3u] + (bits & 4u ? -0.125f : 0.125f);
+}
+
+static float value_iq2(uint32_t bits)
+{
+    static const float values[4] = {1.0f, 3.125f, 5.375f, 0.0f};
+    float f = values[bits & 3u];
+    return bits & 4u ? -f : f;
+}
+
+static float value_iq3_s(uint32_t bits)
+{
+    float f = (float)(2 * (bits & 7u) + 1);
+    return bits & 8u ? -f : f;
+}
+
+/* The largest is half a step farther out. */
+static float value_iq3_xxs(uint32_t bits)
+{
+    float f = (bits & 7u) == 7u ? 15.5f : value_iq3_s(bits & 7u);
+    return bits & 8u ? -f : f;
+}
+
 /* Types by enum dtype. */
 static const struct {
     const char *name;
     int32_t bits;
     float (*value)(uint32_t bits);
 } types[] = {
-    [DT_F32] = {"f32", 32, value_f32},      [DT_BF16] = {"bf16", 16, value_bf16},
-    [DT_F16] = {"f16", 16, value_f16},      [DT_I32] = {"int32", 32, value_signed},
-    [DT_U8] = {"uint8", 8, value_unsigned}, [DT_I8] = {"int8", 8, value_i8},
-    [DT_I64] = {"int64", 64, NULL},         [DT_E4M3] = {"e4m3", 8, value_e4m3},
-    [DT_E8M0] = {"e8m0", 8, value_e8m0},    [DT_U4] = {"uint4", 4, value_unsigned},
-    [DT_U2] = {"uint2", 2, value_unsigned}, [DT_E2M1] = {"e2m1", 4, value_e2m1},
-    [DT_U5] = {"uint5", 5, value_unsigned}, [DT_U6] = {"uint6", 6, value_unsigned},
-    [DT_NL4] = {"nl4", 4, value_nl4},       [DT_NF4] = {"nf4", 4, value_nf4},
-    [DT_FP4] = {"fp4", 4, value_fp4},       [DT_U3] = {"uint3", 3, value_unsigned},
+    [DT_F32] = {"f32", 32, value_f32},
+    [DT_BF16] = {"bf16", 16, value_bf16},
+    [DT_F16] = {"f16", 16, value_f16},
+    [DT_I32] = {"int32", 32, value_signed},
+    [DT_U8] = {"uint8", 8, value_unsigned},
+    [DT_I8] = {"int8", 8, value_i8},
+    [DT_I64] = {"int64", 64, NULL},
+    [DT_E4M3] = {"e4m3", 8, value_e4m3},
+    [DT_E8M0] = {"e8m0", 8, value_e8m0},
+    [DT_U4] = {"uint4", 4, value_unsigned},
+    [DT_U2] = {"uint2", 2, value_unsigned},
+    [DT_U3] = {"uint3", 3, value_unsigned},
+    [DT_E2M1] = {"e2m1", 4, value_e2m1},
+    [DT_U5] = {"uint5", 5, value_unsigned},
+    [DT_U6] = {"uint6", 6, value_unsigned},
+    [DT_NL4] = {"nl4", 4, value_nl4},
+    [DT_NF4] = {"nf4", 4, value_nf4},
+    [DT_FP4] = {"fp4", 4, value_fp4},
+    [DT_IQ1] = {"iq1", 3, value_iq1},
+    [DT_IQ2] = {"iq2", 3, value_iq2},
+    [DT_IQ3_XXS] = {"iq3_xxs", 4, value_iq3_xxs},
+    [DT_IQ3_S] = {"iq3_s", 4, value_iq3_s},
 };
 
 int32_t dtype_bits(enum dtype t)

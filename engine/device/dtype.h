@@ -14,8 +14,9 @@ extern "C" {
 
 /* E4M3 has no infinity and reaches 448. E8M0 is a power of two, 2^(b - 127). E2M1 is a sign and one
  * of 0, 0.5, 1, 1.5, 2, 3, 4, 6. NL4 is one of sixteen integers, denser near 0. NF4 and FP4 are
- * bitsandbytes' tables of sixteen fractions from -1 to 1. Types of less than
- * 8 bits are always packed, several to a byte or word, or stored in blocks. */
+ * bitsandbytes' tables of sixteen fractions from -1 to 1. IQ1 (3 bits) is one of -1, 0, 1 plus or
+ * minus an eighth; IQ2 (3 bits) and the IQ3s are a sign and one of three and of eight numbers.
+ * Types of less than 8 bits are always packed, several to a byte or word, or stored in blocks. */
 enum dtype {
     DT_F32,
     DT_BF16,
@@ -35,6 +36,10 @@ enum dtype {
     DT_NF4,
     DT_FP4,
     DT_U3,
+    DT_IQ1,
+    DT_IQ2,
+    DT_IQ3_XXS,
+    DT_IQ3_S,
 };
 
 /* "bfloat16", "float16" or "float32", as in checkpoints and options; false for other names. */
@@ -57,7 +62,11 @@ static inline size_t dtype_bytes(enum dtype t)
     case DT_U6:
     case DT_NL4:
     case DT_NF4:
-    case DT_FP4: return 0;
+    case DT_FP4:
+    case DT_IQ1:
+    case DT_IQ2:
+    case DT_IQ3_XXS:
+    case DT_IQ3_S: return 0;
     default: return 1;
     }
 }

@@ -31,7 +31,7 @@ static const struct format formats[] = {
 enum { N_FORMATS = sizeof formats / sizeof formats[0] };
 
 /* Formats that store numbers and scales together in blocks, and the offset of the scales in a
- * block. */
+ * block; -1: of the highest bits of a divided scale. */
 static const struct {
     const char *name;
     int32_t n_scales, scale_at[2];
@@ -39,7 +39,9 @@ static const struct {
     {"Q4_0", 1, {0}},   {"Q4_1", 2, {0, 2}}, {"Q5_0", 1, {0}},      {"Q5_1", 2, {0, 2}},
     {"Q8_0", 1, {0}},   {"Q4_K", 2, {0, 2}}, {"Q5_K", 2, {0, 2}},   {"Q6_K", 1, {208}},
     {"IQ4_NL", 1, {0}}, {"MXFP4", 0, {0}},   {"Q2_K", 2, {80, 82}}, {"Q3_K", 1, {108}},
-    {"IQ4_XS", 1, {0}},
+    {"IQ4_XS", 1, {0}}, {"IQ1_S", 1, {0}},   {"IQ1_M", -1, {55}},   {"IQ2_XXS", 1, {0}},
+    {"IQ2_XS", 1, {0}}, {"IQ2_S", 1, {0}},   {"IQ3_XXS", 1, {0}},   {"IQ3_S", 1, {0}},
+    {"TQ1_0", 1, {52}}, {"TQ2_0", 1, {64}},
 };
 
 enum { N_IN_BLOCKS = sizeof in_blocks / sizeof in_blocks[0] };
@@ -120,7 +122,9 @@ static struct weight_part make_blocks(int32_t i, int32_t n_out, int32_t n_in)
             uint16_t scale = (uint16_t)(0x0800 + op_bits() % 0x2000);
             memcpy(block + in_blocks[i].scale_at[s], &scale, sizeof scale);
         }
-        if (in_blocks[i].n_scales <= 0) {
+        if (in_blocks[i].n_scales < 0) {
+            block[in_blocks[i].scale_at[0]] &= 0x2F;
+        } else if (in_blocks[i].n_scales == 0) {
             block[0] = (uint8_t)(116 + block[0] % 8);
         }
     }

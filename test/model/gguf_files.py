@@ -8,14 +8,18 @@ import struct
 
 import numpy
 
+import gguf_grids
+
 U8, I8, U16, I16, U32, I32, F32, BOOL, STRING, ARRAY, U64, I64, F64 = range(13)
 PACK = {U8: "<B", I8: "<b", U16: "<H", I16: "<h", U32: "<I", I32: "<i", F32: "<f", BOOL: "<?", U64: "<Q", I64: "<q",
         F64: "<d"}
 # Tensor types: (number in the file, elements of a block, bytes of a block).
 TYPES = {"F32": (0, 1, 4), "F16": (1, 1, 2), "BF16": (30, 1, 2), "Q4_0": (2, 32, 18), "Q4_1": (3, 32, 20),
          "Q5_0": (6, 32, 22), "Q5_1": (7, 32, 24), "Q8_0": (8, 32, 34), "Q2_K": (10, 256, 84), "Q3_K": (11, 256, 110),
-         "Q4_K": (12, 256, 144), "Q5_K": (13, 256, 176), "Q6_K": (14, 256, 210), "IQ2_XXS": (16, 256, 66),
-         "IQ4_NL": (20, 32, 18), "IQ4_XS": (23, 256, 136), "MXFP4": (39, 32, 17)}
+         "Q4_K": (12, 256, 144), "Q5_K": (13, 256, 176), "Q6_K": (14, 256, 210), "IQ4_NL": (20, 32, 18),
+         "IQ4_XS": (23, 256, 136), "MXFP4": (39, 32, 17), "IQ2_XXS": (16, 256, 66), "IQ2_XS": (17, 256, 74),
+         "IQ3_XXS": (18, 256, 98), "IQ1_S": (19, 256, 50), "IQ3_S": (21, 256, 110), "IQ2_S": (22, 256, 82),
+         "IQ1_M": (29, 256, 56), "TQ1_0": (34, 256, 54), "TQ2_0": (35, 256, 66), "Q8_1": (9, 32, 40)}
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
 
@@ -89,7 +93,9 @@ def encode(x, type_name, seed):
 SCALES = {"Q4_0": ((0, 0.008),), "Q4_1": ((0, 0.008), (2, -0.06)), "Q5_0": ((0, 0.004),), "Q5_1": ((0, 0.004), (2, -0.06)),
           "Q8_0": ((0, 0.0006),), "Q4_K": ((0, 0.00025), (2, 0.002)), "Q5_K": ((0, 0.00012), (2, 0.002)),
           "Q6_K": ((208, 0.00003),), "IQ4_NL": ((0, 0.0006),), "MXFP4": (),
-          "Q2_K": ((80, 0.004), (82, 0.006)), "Q3_K": ((108, 0.001),), "IQ4_XS": ((0, 0.00003),)}
+          "Q2_K": ((80, 0.004), (82, 0.006)), "Q3_K": ((108, 0.001),), "IQ4_XS": ((0, 0.00003),),
+          "IQ1_S": ((0, 0.008),), "IQ1_M": (), "IQ2_XXS": ((0, 0.001),), "IQ2_XS": ((0, 0.001),), "IQ2_S": ((0, 0.001),),
+          "IQ3_XXS": ((0, 0.0004),), "IQ3_S": ((0, 0.0004),), "TQ1_0": ((52, 0.05),), "TQ2_0": ((64, 0.05),)}
 
 
 def random_blocks(type_name, n, seed):
@@ -101,6 +107,8 @@ def random_blocks(type_name, n, seed):
         blocks[:, at:at + 2] = scales.view(numpy.uint8).reshape(-1, 2)
     if type_name == "MXFP4":
         blocks[:, 0] = rng.integers(118, 122, len(blocks))
+    if type_name == "IQ1_M":  # the nibbles of the scale are the high ones of four bytes
+        blocks[:, 55] = blocks[:, 55] & 15 | 0x10
     return blocks.tobytes()
 
 
@@ -663,6 +671,8 @@ def six_bit_pairs(b):
 def decode(type_name, data):
     """The blocks' values as float32, row by row."""
     b = numpy.frombuffer(data, numpy.uint8).reshape(-1, TYPES[type_name][2])
+    if type_name in gguf_grids.FORMATS:
+        return gguf_grids.FORMATS[type_name](type_name, b).ravel()
     if type_name in ("Q4_0", "Q5_0", "Q8_0", "IQ4_NL"):
         d = halves(b, 0)
         if type_name == "Q4_0":

@@ -9,6 +9,7 @@ import numpy
 import pytest
 
 import gguf_files
+import gguf_grids
 import golden
 from gguf_files import BOOL, F32, I32, STRING, U16, U32
 
@@ -20,7 +21,8 @@ CANNOT_SAY = {
     "gpt-oss-clamp": "another limit of the activation", "stablelm-2": "norms of q and k",
 }
 FAMILIES = [f for f in golden.families() if f not in CANNOT_SAY]
-BLOCKS = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4"]
+BLOCKS = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4",
+          *gguf_grids.FORMATS]
 
 
 def known(family):
@@ -187,7 +189,8 @@ def test_blocks_equal_their_plain_values(kind, tmp_path):
 @pytest.mark.parametrize("experts", [False, True], ids=["dense", "experts"])
 def test_types_mix(experts, tmp_path):
     """Parts of one product may have different types, as in most files."""
-    path = small_model(tmp_path / "m.gguf", ["Q4_K", "Q6_K", "Q4_K", "Q5_0", "Q8_0", "F16", "MXFP4"], experts)
+    path = small_model(tmp_path / "m.gguf", ["Q4_K", "IQ3_S", "Q6_K", "Q4_K", "Q5_0", "Q2_K", "IQ2_XS", "Q8_0", "F16", "IQ1_M", "MXFP4"],
+                       experts)
     twin = gguf_files.plain_twin(path, str(tmp_path / "plain.gguf"))
     for dtype in ("float32", "bfloat16", "float16"):
         assert scores(path, "--dtype", dtype) == scores(twin, "--dtype", dtype), dtype
@@ -236,7 +239,7 @@ def delta_net_model(path, kind, together):
     return w.write(path)
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", "Q6_K", "IQ4_XS", "BF16"])
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", "Q6_K", "IQ4_XS", "IQ2_S", "BF16"])
 def test_tiled_heads_in_blocks_equal_their_plain_values(kind, tmp_path):
     """The columns of the output's product are in another order than those of the file, and blocks cross heads."""
     path = delta_net_model(tmp_path / "m.gguf", kind, False)
@@ -248,7 +251,7 @@ def test_tiled_heads_in_blocks_equal_their_plain_values(kind, tmp_path):
 
 
 @pytest.mark.skipif(not golden.EXACT_RANKS, reason="several ranks add in another order")
-@pytest.mark.parametrize("kind", ["Q4_1", "Q6_K"])
+@pytest.mark.parametrize("kind", ["Q4_1", "Q6_K", "IQ3_XXS"])
 def test_two_ranks_split_inside_blocks(kind, tmp_path):
     path = small_model(tmp_path / "m.gguf", [kind], experts=True)
     ranks = ("--tensor-parallel-size", "2", *golden.TWO_THREADS)
@@ -328,10 +331,10 @@ def change_tensor(w, name, row):
 def test_tensors_that_are_not_supported_are_named(tmp_path):
     path = small_model(tmp_path / "m.gguf", ["BF16"])
     w, name = gguf_files.read(path), "blk.0.attn_q.weight"
-    q2 = ("IQ2_XXS", (256, 256), bytes(256 * 66))
-    change_tensor(w, name, (name, *q2))
-    refused(w.write(path), "q_proj.weight is IQ2_XXS, which is not supported")
-    change_tensor(w, name, ("blk.0.attn_gate.weight", *q2))
+    q8_1 = ("Q8_1", (256, 256), bytes(256 * 320))
+    change_tensor(w, name, (name, *q8_1))
+    refused(w.write(path), "q_proj.weight is Q8_1, which is not supported")
+    change_tensor(w, name, ("blk.0.attn_gate.weight", *q8_1))
     refused(w.write(path), "tensor blk.0.attn_gate.weight does not belong to the architecture qwen3")
     change_tensor(w, "blk.0.attn_gate.weight", (name, "F32", (128, 256), bytes(128 * 1024)))
     refused(w.write(path), "has shape [128, 256], but config.json requires [256, 256]")
@@ -340,10 +343,12 @@ def test_tensors_that_are_not_supported_are_named(tmp_path):
 
 
 def test_nan_scales_are_refused(tmp_path):
-    for kind, at in (("Q4_1", 2), ("Q6_K", 208), ("Q8_0", 0)):
+    for kind, at in (("Q4_1", 2), ("Q6_K", 208), ("Q8_0", 0), ("IQ2_S", 0), ("TQ1_0", 52), ("IQ1_M", 54)):
         w = gguf_files.read(small_model(tmp_path / "m.gguf", [kind]))
         data = bytearray(dict((t[0], t[3]) for t in w.tensors)["blk.1.ffn_up.weight"])
         data[at:at + 2] = b"\x00\x7e"
+        if kind == "IQ1_M":  # the high nibbles of these bytes are the middle of the scale
+            data[51], data[53] = 0, 0xE0
         change_tensor(w, "blk.1.ffn_up.weight", ("blk.1.ffn_up.weight", kind, (256, 256), bytes(data)))
         refused(w.write(str(tmp_path / "m.gguf")), "up_proj.weight", "NaN or infinite")
 

@@ -41,6 +41,18 @@ TEST(small_numbers_have_their_values)
         CHECK_SAME(dtype_value(DT_FP4, i | 8), (float)-fp4[i]);
         CHECK(dtype_value(DT_NF4, 2 * i) < dtype_value(DT_NF4, 2 * i + 1));
     }
+    for (uint32_t i = 0; i < 3; i++) {
+        static const double iq2[3] = {1.0, 3.125, 5.375};
+        CHECK_SAME(dtype_value(DT_IQ1, i), i - 0.875);
+        CHECK_SAME(dtype_value(DT_IQ1, i | 4), i - 1.125);
+        CHECK_SAME(dtype_value(DT_IQ2, i), iq2[i]);
+        CHECK_SAME(dtype_value(DT_IQ2, i | 4), -iq2[i]);
+    }
+    for (uint32_t i = 0; i < 8; i++) {
+        CHECK_SAME(dtype_value(DT_IQ3_S, i), 2.0 * i + 1.0);
+        CHECK_SAME(dtype_value(DT_IQ3_S, i | 8), -2.0 * i - 1.0);
+        CHECK_SAME(dtype_value(DT_IQ3_XXS, i | 8), i == 7 ? -15.5 : -2.0 * i - 1.0);
+    }
     CHECK_SAME(dtype_value(DT_U3, 7), 7.0);
     CHECK_SAME(dtype_value(DT_NF4, 0), -1.0);
     CHECK_SAME(dtype_value(DT_NF4, 7), 0.0);
