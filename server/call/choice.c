@@ -29,30 +29,6 @@ static void become(struct call_choice *ch, enum call_pending kind)
     ch->pending = kind;
 }
 
-/* Held text of an answer that must be a call is the beginning of a call that was cut off. */
-static void on_text(void *arg, const char *text, size_t n_bytes)
-{
-    struct call_choice *ch = arg;
-    if (ch->output.cut && ch->call->request.tool_mode == TOOLS_MUST) {
-        return;
-    }
-    become(ch, PENDING_TEXT);
-    ch->has_content = true;
-    buf_put(&ch->content, text, n_bytes);
-}
-
-/* Reasoning that the client does not want is dropped, but its tokens are counted. */
-static void on_reasoning(void *arg, const char *text, size_t n_bytes)
-{
-    struct call_choice *ch = arg;
-    if (!ch->call->request.include_reasoning) {
-        return;
-    }
-    become(ch, PENDING_REASONING);
-    ch->has_reasoning = true;
-    buf_put(&ch->reasoning, text, n_bytes);
-}
-
 /* Ends the tool call that was begun, if any: its arguments are complete. */
 static void close_call(struct call_choice *ch)
 {
@@ -66,6 +42,40 @@ static void close_call(struct call_choice *ch)
         ch->call->format->call_end(ch);
     }
     ch->has_call = false;
+}
+
+/* Text or reasoning after a call ends it: what follows has a place of its own. */
+static void close_open_call(struct call_choice *ch)
+{
+    if (ch->has_call) {
+        close_call(ch);
+    }
+}
+
+/* Held text of an answer that must be a call is the beginning of a call that was cut off. */
+static void on_text(void *arg, const char *text, size_t n_bytes)
+{
+    struct call_choice *ch = arg;
+    if (ch->output.cut && ch->call->request.tool_mode == TOOLS_MUST) {
+        return;
+    }
+    close_open_call(ch);
+    become(ch, PENDING_TEXT);
+    ch->has_content = true;
+    buf_put(&ch->content, text, n_bytes);
+}
+
+/* Reasoning that the client does not want is dropped, but its tokens are counted. */
+static void on_reasoning(void *arg, const char *text, size_t n_bytes)
+{
+    struct call_choice *ch = arg;
+    if (!ch->call->request.include_reasoning) {
+        return;
+    }
+    close_open_call(ch);
+    become(ch, PENDING_REASONING);
+    ch->has_reasoning = true;
+    buf_put(&ch->reasoning, text, n_bytes);
 }
 
 /* Kimi K2 numbers the calls of a conversation, and expects ids of this form in later turns. */

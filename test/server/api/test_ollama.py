@@ -7,7 +7,7 @@ from api import Server, scripted
 
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 TEXTS = ["Hello there.", CALL, "<think>\nI wonder.\n</think>\n\nThe answer is 42.", "Let me see.\n" + CALL + "\n" + CALL.replace("Paris", "Rome"),
-         '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Par']
+         '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Par', CALL + "\nThat was it.\n" + CALL]
 TOOL = {"type": "function", "function": {"name": "get_weather", "description": "Weather of a city.", "parameters": {
     "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}}
 FIGURES = {"total_duration", "load_duration", "prompt_eval_count", "prompt_eval_duration", "eval_count", "eval_duration"}

@@ -117,6 +117,15 @@ def test_what_cannot_be_compacted_is_refused(server, body, status, param):
     assert (r.status, r.error["param"]) == (status, param), r.body
 
 
+def test_text_after_a_custom_call_is_an_item_after_it():
+    call = '<tool_call>\n{"name": "run", "arguments": {"input": "1"}}\n</tool_call>'
+    with scripted([call + "\nText.\n" + call]) as s:
+        body = {"input": "a", "seed": 0, "store": False, "tools": [{"type": "custom", "name": "run"}]}
+        done = [json.loads(e) for e in s.post("/v1/responses", {**body, "stream": True}).events()][-1]["response"]
+        for output in (s.post("/v1/responses", body).json()["output"], done["output"]):
+            assert [i.get("input") or i["content"][0]["text"] for i in output] == ["1", "\nText.", "1"], output
+
+
 def test_a_summary_that_looks_like_a_call_is_text():
     call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
     with scripted([call]) as s:

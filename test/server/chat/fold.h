@@ -12,28 +12,36 @@
 struct fold {
     struct buf content, reasoning, calls, arguments;
     int n_calls;
+    bool in_call; // nothing but arguments has followed the last call
 };
 
 static inline void on_text(void *arg, const char *s, size_t n)
 {
-    buf_put(&((struct fold *)arg)->content, s, n);
+    struct fold *f = arg;
+    f->in_call = false;
+    buf_put(&f->content, s, n);
 }
 
 static inline void on_reasoning(void *arg, const char *s, size_t n)
 {
-    buf_put(&((struct fold *)arg)->reasoning, s, n);
+    struct fold *f = arg;
+    f->in_call = false;
+    buf_put(&f->reasoning, s, n);
 }
 
 static inline void on_call(void *arg, const char *name, const char *id)
 {
     struct fold *f = arg;
     f->n_calls++;
+    f->in_call = true;
     buf_printf(&f->calls, "|%s#%s:", name, id);
 }
 
 static inline void on_arguments(void *arg, const char *s, size_t n)
 {
-    buf_put(&((struct fold *)arg)->calls, s, n);
+    struct fold *f = arg;
+    CHECK(f->in_call); // text after a call has ended it
+    buf_put(&f->calls, s, n);
 }
 
 /* Everything a parser reports goes into strings: calls as "|name#id:arguments". */
