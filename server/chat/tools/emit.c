@@ -54,7 +54,7 @@ void tool_commit(struct tool_parse *p)
 
 void tool_give_up(struct tool_parse *p)
 {
-    if (p->scan > p->at) {
+    if (p->scan > p->at && !p->drops) {
         p->sink.on_text(p->sink.arg, p->held.data + p->at, p->scan - p->at);
     }
     tool_commit(p);

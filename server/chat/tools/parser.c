@@ -206,8 +206,10 @@ void tool_parse_text(struct tool_parse *p, const char *text, size_t n_bytes)
 }
 
 /* No more text follows: an unfinished call ends as it is, and other held text is content. */
+/* What is held within or right after a call is content if the model ended there. */
 void tool_parse_finish(struct tool_parse *p)
 {
+    p->drops = p->cut && (p->in_call || p->n_calls > 0);
     while (p->parser->step(p, true)) {
     }
     p->scan = p->held.n_bytes;
@@ -216,6 +218,7 @@ void tool_parse_finish(struct tool_parse *p)
         tool_commit(p);
     }
     tool_report(p, p->scan);
+    p->drops = false;
 }
 
 void tool_parse_next(struct tool_parse *p)

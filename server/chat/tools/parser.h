@@ -60,6 +60,7 @@ struct tool_parse {
     int state, n_calls, n_parameters;
     bool in_call; // a call has begun and not ended
     bool cut;     // the text was cut off: a call that has no arguments may lack them
+    bool drops;   // held text is the beginning of markup that was cut off: it is no content
     int depth;    // nesting of brackets, in parsers that count them
     char quote;
     bool escape;

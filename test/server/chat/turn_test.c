@@ -293,6 +293,29 @@ struct form {
     enum reasoning_kind reasoning;
 };
 
+/* A turn of calls that is cut off, anywhere behind the first call's name, has no content: markup
+ * that is incomplete is not reported. */
+static void check_cut_off(const struct form *form, const struct output_options *opt,
+                          const char *text)
+{
+    struct fold f;
+    struct tool_sink sink = SINK;
+    struct output o;
+    size_t n = below(strlen(text));
+    fold_init(&f);
+    sink.arg = &f;
+    output_init(&o, opt, &sink);
+    output_text(&o, text, n);
+    o.cut = true;
+    output_finish(&o);
+    if (f.n_calls > 0 && f.content.n_bytes > 0) {
+        CHECK_FAIL("%s: the content is \"%s\" in\n%.*s", form->parser, f.content.data, (int)n,
+                   text);
+    }
+    output_deinit(&o);
+    fold_deinit(&f);
+}
+
 /* Writes N_WALKS random texts of the turn's grammar and parses each. If a call is required, there
  * must be one and no other text. If the answer has a format, it must consist of that format's
  * characters. */
@@ -325,6 +348,9 @@ static void check_turn(const struct form *form, const struct turn *t, const char
         if (t->must_call && (n < 1 || (t->calls->one && n > 1) || said_more)) {
             CHECK_FAIL("%s: %d calls and \"%s\" in\n%s", form->parser, n, f.content.data,
                        text.data);
+        }
+        if (t->must_call && !may_tell) {
+            check_cut_off(form, &opt, text.data);
         }
         bool said = t->answer && n == 0;
         if (said && strspn(f.content.data, answer) != f.content.n_bytes) {
