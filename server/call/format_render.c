@@ -92,11 +92,11 @@ static void put_member(struct buf *b, const struct request *r, const char *key, 
     }
 }
 
-/* The choice of a message, in the words of chats. */
-static void put_message_choice(struct buf *b, const struct request *r)
+/* The choice of a message, or the function_call of a chat with functions, in the words of chats. */
+static void put_other_choice(struct buf *b, const struct request *r, const char *key)
 {
     static const char *const words[] = {"\"none\"", "\"auto\"", "\"required\""};
-    const struct body_member *m = body_get(&r->body, "tool_choice");
+    const struct body_member *m = body_get(&r->body, key);
     const char *name = m ? json_get_string(m->node, "name") : NULL;
     buf_puts(b, ",\"tool_choice\":");
     if (r->tool_mode == TOOLS_MUST && name) {
@@ -115,18 +115,21 @@ static void put_context(struct buf *b, const struct request *r)
         buf_puts(b, ",\"parse_context\":null");
         return;
     }
+    const struct body_member *tools = body_get(&r->body, "tools");
     buf_puts(b, ",\"parse_context\":{\"tools\":");
-    if (r->form == FORM_CHAT && r->tools_json) {
-        call_put_node(b, r->tools_json);
+    if (r->form == FORM_CHAT && r->tools_json && !r->old_calls) { // custom tools among them
+        call_put_node(b, tools->node);
     } else if (r->tools) { // as the template gets them
         buf_put(b, r->tools, r->tools_bytes);
     } else {
         buf_puts(b, "null");
     }
-    if (r->form == FORM_CHAT) {
-        put_member(b, r, "tool_choice", r->tools_json ? "\"auto\"" : "\"none\"");
+    if (r->form == FORM_MESSAGES) {
+        put_other_choice(b, r, "tool_choice");
+    } else if (r->old_calls) {
+        put_other_choice(b, r, "function_call");
     } else {
-        put_message_choice(b, r);
+        put_member(b, r, "tool_choice", r->tools_json ? "\"auto\"" : "\"none\"");
     }
     buf_printf(b, ",\"parallel_tool_calls\":%s,\"include_reasoning\":%s",
                bool_word(r->parallel_tool_calls), bool_word(r->include_reasoning));

@@ -97,6 +97,15 @@ def test_the_context_of_a_chat(server):
     j = good(server.post(CHAT + "/render", {"messages": messages, "tools": TOOLS, "chat_template_kwargs": {"a": [1]}, "include_reasoning": False, "return_token_ids": True}))
     assert j["parse_context"] == {"tools": TOOLS, "tool_choice": "auto", "parallel_tool_calls": True, "include_reasoning": False, "chat_template_kwargs": {"a": [1]}, "history_tool_call_cnt": 1}
     assert j["return_token_ids"] is True and good(server.post(CHAT + "/render", {"messages": USER("a")}))["parse_context"]["tool_choice"] == "none"
+    custom = [{"type": "custom", "custom": {"name": "run", "format": {"type": "grammar", "grammar": {"syntax": "regex", "definition": "[0-9]+"}}}}]
+    body = {"messages": USER("a"), "tools": custom, "tool_choice": "required", "max_tokens": 60}
+    j = good(server.post(CHAT + "/render", body))
+    assert j["parse_context"]["tools"] == custom
+    (c,) = good(server.post(GENERATE, {**j, "output_mode": "derender"}))["choices"]
+    assert c["message"]["tool_calls"][0]["custom"]["input"].isdigit()
+    for choice, want in (("none", "none"), ({"name": "get_weather"}, {"type": "function", "function": {"name": "get_weather"}})):
+        j = good(server.post(CHAT + "/render", {"messages": USER("a"), "functions": [TOOLS[0]["function"]], "function_call": choice}))
+        assert j["parse_context"]["tools"] == TOOLS and j["parse_context"]["tool_choice"] == want
     (c,) = good(server.post("/v1/completions/render", {"prompt": "a"}))
     assert c["parse_context"] is None and c["return_token_ids"] is False
 
