@@ -216,8 +216,8 @@ static bool take(struct call_choice *ch, int32_t i)
     return r->output.tok && !output_token(&ch->output, id);
 }
 
-/* True if a stop string cut off the call that was being written. One that is the end of a call does
- * not. */
+/* True if a stop string cut off the call that was being written. One that begins with the marker
+ * that ends a call does not; a part of the marker may also be a part of the arguments. */
 static bool stop_cut_a_call(const struct call_choice *ch)
 {
     const struct output *o = &ch->output;
@@ -225,7 +225,11 @@ static bool stop_cut_a_call(const struct call_choice *ch)
         return false;
     }
     const struct tool_writing *w = o->parser->writing;
-    return !w || !strstr(or_empty(w->call_end), o->options->stop[o->stop_index]);
+    const char *stop = o->options->stop[o->stop_index];
+    const char *marker = w ? strchr(or_empty(w->call_end), '<') : NULL;
+    const char *last = marker ? strchr(marker, '>') : NULL;
+    stop += strspn(stop, " \n");
+    return !last || strncmp(stop, marker, (size_t)(last - marker) + 1) != 0;
 }
 
 /* OpenAI's word for why the sample ended. */

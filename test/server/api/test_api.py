@@ -115,7 +115,7 @@ def test_calls_are_left_out_if_tool_choice_is_none(server):
 
 def test_a_stop_string_that_cuts_a_call_is_the_reason(server):
     """With "tool_calls" clients would execute the call without the arguments that are missing."""
-    for stop, finish, of_message in (("Paris", "stop", "stop_sequence"), ("</tool_call>", "tool_calls", "tool_use")):
+    for stop, finish, of_message in (("Paris", "stop", "stop_sequence"), ("}", "stop", "stop_sequence"), ("</tool_call>", "tool_calls", "tool_use")):
         body = {"seed": 1, "tools": [WEATHER], "stop": stop}
         (c,) = server.chat(**body).json()["choices"]
         assert (c["finish_reason"], c["stop_reason"]) == (finish, stop) and len(c["message"]["tool_calls"]) == 1
@@ -123,7 +123,10 @@ def test_a_stop_string_that_cuts_a_call_is_the_reason(server):
         tool = {"name": "get_weather", "input_schema": WEATHER["function"]["parameters"]}
         body = {"seed": 1, "tools": [tool], "stop_sequences": [stop], "max_tokens": 99, "messages": [{"role": "user", "content": "x"}]}
         j = server.post("/v1/messages", body).json()
-        assert j["stop_reason"] == of_message and (j["content"][1]["input"] == {}) == (stop == "Paris")
+        assert j["stop_reason"] == of_message and (j["content"][1]["input"] == {}) == (finish == "stop")
+    with scripted(["<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n</function>\n</tool_call>"], tool_call_parser="qwen3_coder") as s:
+        reasons = [s.chat(seed=0, tools=[WEATHER], stop=stop).json()["choices"][0]["finish_reason"] for stop in ("</", "</parameter>\n</function>", "\n</function>")]
+        assert reasons == ["stop", "stop", "tool_calls"]
 
 
 def test_a_call_without_the_arguments_that_were_cut_off(server):
