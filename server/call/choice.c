@@ -216,16 +216,37 @@ static bool take(struct call_choice *ch, int32_t i)
     return r->output.tok && !output_token(&ch->output, id);
 }
 
-/* True if a stop string cut off the call that was being written. One that begins with the marker
- * that ends a call does not; a part of the marker may also be a part of the arguments. */
+/* The client's stop string or stop token that ended the sample; NULL: it ended otherwise, or with a
+ * token that is a marker of the format. */
+static const char *stop_of(const struct call_choice *ch)
+{
+    const struct output *o = &ch->output;
+    if (o->stopped) {
+        return o->options->stop[o->stop_index];
+    }
+    if (ch->stop_id < 0) {
+        return NULL;
+    }
+    size_t n;
+    const char *text = or_empty(tokenizer_token_text(o->options->tok, ch->stop_id, &n));
+    for (const char *const *marker = o->parser->markers; *marker; marker++) {
+        if (strcmp(*marker, text) == 0) {
+            return NULL;
+        }
+    }
+    return text;
+}
+
+/* True if the client's stop cut off the call that was being written. One that begins with the
+ * marker that ends a call does not; a part of the marker may also be a part of the arguments. */
 static bool stop_cut_a_call(const struct call_choice *ch)
 {
     const struct output *o = &ch->output;
-    if (!o->stopped || !o->parse.in_call) {
+    const char *stop = o->parse.in_call ? stop_of(ch) : NULL;
+    if (!stop) {
         return false;
     }
     const struct tool_writing *w = o->parser->writing;
-    const char *stop = o->options->stop[o->stop_index];
     const char *marker = w ? strchr(or_empty(w->call_end), '<') : NULL;
     const char *last = marker ? strchr(marker, '>') : NULL;
     stop += strspn(stop, " \n");

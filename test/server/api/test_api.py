@@ -127,6 +127,9 @@ def test_a_stop_string_that_cuts_a_call_is_the_reason(server):
     with scripted(["<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n</function>\n</tool_call>"], tool_call_parser="qwen3_coder") as s:
         reasons = [s.chat(seed=0, tools=[WEATHER], stop=stop).json()["choices"][0]["finish_reason"] for stop in ("</", "</parameter>\n</function>", "\n</function>")]
         assert reasons == ["stop", "stop", "tool_calls"]
+        (paris,) = s.post("/tokenize", {"prompt": "Paris", "add_special_tokens": False}).json()["tokens"]
+        (c,) = s.chat(seed=0, tools=[WEATHER], stop_token_ids=[paris]).json()["choices"]
+        assert (c["finish_reason"], c["stop_reason"]) == ("stop", paris) and c["message"]["tool_calls"][0]["function"]["arguments"] == ""
 
 
 def test_a_call_without_the_arguments_that_were_cut_off(server):
