@@ -305,7 +305,11 @@ static void close_answer(struct call *c)
     if (s->n_items == 0 && c->ending == CALL_ANSWERED) {
         open_item(c, ITEM_MESSAGE); // an empty answer is still a message
     }
-    close_item(c, strcmp(e.status, "completed") == 0 ? e.status : "incomplete");
+    // a stop string or token that cuts off a call completes the response, but not the call
+    const bool is_cut =
+        c->choices[0].output.cut && (s->open == ITEM_CALL || s->open == ITEM_CUSTOM);
+    const bool whole = strcmp(e.status, "completed") == 0 && !is_cut;
+    close_item(c, whole ? e.status : "incomplete");
     buf_clear(&s->body);
     response_put_object(&s->body, c, e);
     if (c->request.detached) {

@@ -119,6 +119,8 @@ def test_a_stop_string_that_cuts_a_call_is_the_reason(server):
         body = {"seed": 1, "tools": [WEATHER], "stop": stop}
         (c,) = server.chat(**body).json()["choices"]
         assert (c["finish_reason"], c["stop_reason"]) == (finish, stop) and len(c["message"]["tool_calls"]) == 1
+        j = server.post("/v1/responses", {"seed": 1, "input": "x", "stop": stop, "tools": [{"type": "function", **WEATHER["function"]}]}).json()
+        assert (j["status"], j["output"][1]["status"]) == ("completed", "incomplete" if finish == "stop" else "completed")
         assert fold(server.chat(stream=True, **body).chunks())[0]["finish"] == finish
         tool = {"name": "get_weather", "input_schema": WEATHER["function"]["parameters"]}
         body = {"seed": 1, "tools": [tool], "stop_sequences": [stop], "max_tokens": 99, "messages": [{"role": "user", "content": "x"}]}
