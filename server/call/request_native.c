@@ -72,17 +72,31 @@ static bool put_id(struct mixed *m)
     return ids_put(&m->ids, (int32_t)id) || request_too_large(m->r);
 }
 
+/* A text of a tree, in which another character stands for U+0000. */
+static bool put_tree_text(struct mixed *m, const char *string)
+{
+    size_t n_bytes;
+    const char *text = body_text(&m->r->body, string, &n_bytes);
+    return text ? put_text(m, text, n_bytes) : request_too_large(m->r);
+}
+
 /* {"prompt_string": "text"}, and {"content": [{"type": "text", "text": ...}]}. */
 static bool put_object(struct mixed *m, const char *text, size_t n_bytes)
 {
     struct json *root = NULL;
-    bool good = json_parse(text, n_bytes, NULL, &root, NULL) == OK;
+    struct body *body = &m->r->body;
+    char *copy = arena_strndup(&m->r->arena, text, n_bytes);
+    if (!copy) {
+        return request_too_large(m->r);
+    }
+    bool good = body_hide_nuls(body, text, n_bytes, copy, n_bytes) &&
+                json_parse(copy, n_bytes, NULL, &root, NULL) == OK;
     const char *string = json_get_string(root, "prompt_string");
     const struct json *parts = json_get(root, "content");
     if (json_get(root, "multimodal_data")) {
         call_error_unsupported(&m->r->error, "multimodal_data");
     } else if (string) {
-        put_text(m, string, strlen(string));
+        put_tree_text(m, string);
     } else if (!good || !json_is(parts, JSON_ARRAY) || !json_first(parts)) {
         wrong(m);
     } else {
@@ -97,7 +111,7 @@ static bool put_object(struct mixed *m, const char *text, size_t n_bytes)
                 buf_puts(&all, part);
             }
         }
-        put_text(m, or_empty(all.data), all.n_bytes);
+        put_tree_text(m, or_empty(all.data));
         buf_deinit(&all);
     }
     json_free(root);

@@ -74,6 +74,9 @@ def test_prompts_of_texts_and_ids(server):
     ids = server.post("/tokenize", {"content": "a b", "add_special": True}).json()["tokens"]
     count = lambda prompt: native(server, prompt, n_predict=1)["tokens_evaluated"]
     assert count("a b") == count(ids) == count({"prompt_string": "a b"}) == len(ids)
+    nul = server.post("/tokenize", {"content": "a\0b\ufffe", "add_special": True}).json()["tokens"]
+    for prompt in ({"prompt_string": "a\0b\ufffe"}, {"content": [{"type": "text", "text": "a\0"}, {"type": "text", "text": "b\ufffe"}]}):
+        assert count(prompt) == len(nul) and count([5, prompt]) == len(nul)
     more = server.post("/tokenize", {"content": "c"}).json()["tokens"]
     assert count([5, 6, "c", 7]) == 3 + len(more)
     many = native(server, [ids, "a b", {"prompt_string": "a b"}, [5, "c"]], n_predict=1)
