@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Arguments that a format writes as bare text, one per parameter: the tool's schema decides whether
  * a value is a string or JSON. */
+#include "engine/base/json_scan.h"
 #include "engine/base/optional.h"
 #include "server/chat/tools/parser.h"
 
 #include <string.h>
 #include <strings.h>
 
-enum { VALUE_MAX_BYTES = 64 << 20 };
+enum { VALUE_MAX_BYTES = 64 << 20, VALUE_MAX_DEPTH = 64 };
 
 enum { REFS_MAX = 8, PART_MAX = 256 };
 
@@ -96,14 +97,19 @@ static bool allows(const struct json *root, const struct json *schema, const cha
     return !t && has_value(schema, type, known);
 }
 
+/* Without a tree, whose strings could not contain U+0000. */
 static bool is_json(const char *s, size_t n)
 {
-    struct json *root = NULL;
-    if (json_parse(s, n, NULL, &root, NULL) != OK) {
-        return false;
-    }
-    json_free(root);
-    return true;
+    struct json_scan sc;
+    enum json_token t;
+    json_scan_init(&sc, s, n, VALUE_MAX_DEPTH);
+    do {
+        t = json_scan_next(&sc);
+        if ((t == JSON_TOKEN_STRING || t == JSON_TOKEN_KEY) && json_scan_unpaired(&sc)) {
+            return false;
+        }
+    } while (t != JSON_TOKEN_END && t != JSON_TOKEN_ERROR);
+    return t == JSON_TOKEN_END;
 }
 
 static bool is_blank(const char *s, size_t n)

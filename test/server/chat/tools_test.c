@@ -169,9 +169,10 @@ TEST(deepseek_v32_calls)
     PARSES("deepseek_v32",
            "Hm.\n\n<" DSML "function_calls>\n<" DSML "invoke name=\"f\">\n<" DSML "parameter "
            "name=\"s\" string=\"true\">5</" DSML "parameter>\n<" DSML "parameter name=\"x\" "
-           "string=\"false\">[1, {}]</" DSML "parameter>\n</" DSML "invoke>\n<" DSML "invoke "
+           "string=\"false\">[1, {}, \"\\u0000\"]</" DSML "parameter>\n</" DSML "invoke>\n<" DSML
+           "invoke "
            "name=\"g\">\n</" DSML "invoke>\n</" DSML "function_calls>",
-           "Hm.", "|f#:{\"s\": \"5\", \"x\": [1, {}]}|g#:{}");
+           "Hm.", "|f#:{\"s\": \"5\", \"x\": [1, {}, \"\\u0000\"]}|g#:{}");
     PARSES("deepseek_v4",
            "<" DSML "tool_calls>\n<" DSML "invoke name=\"f\">\n<" DSML "parameter name=\"x\" "
            "string=\"false\">[1, </" DSML "parameter>\n</" DSML "invoke>\n</" DSML "tool_calls>",
