@@ -2,6 +2,7 @@
 /* llama.cpp's own answers: /completion and /infill, an object or events; /embedding;
  * /apply-template. */
 #include "server/call/format.h"
+#include "server/call/stand_in.h"
 
 #include "engine/base/clock.h"
 #include "engine/base/optional.h"
@@ -285,11 +286,20 @@ static void put_answer(struct buf *b, struct call_choice *ch)
         call_put_native(b, ch);
         return;
     }
-    struct buf object;
+    struct buf object, fields;
+    struct stand_in nul = {.utf8 = ""};
     buf_init(&object, (size_t)512 << 20);
+    buf_init(&fields, (size_t)512 << 20);
     call_put_native(&object, ch);
-    put_fields(b, ch->call, &object);
+    char *found = stand_in_find_nul(object.data, object.n_bytes);
+    if (found && stand_in_choose(&nul, object.data, object.n_bytes)) {
+        stand_in_hide(&nul, object.data, object.n_bytes);
+    }
+    put_fields(&fields, ch->call, &object);
+    stand_in_put_back(&nul, &fields);
+    buf_put(b, fields.data, fields.n_bytes);
     buf_deinit(&object);
+    buf_deinit(&fields);
 }
 
 /* Ends the answer; several prompts give an array. */

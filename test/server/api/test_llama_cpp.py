@@ -244,6 +244,7 @@ def test_response_fields_select_members(server):
     j = native(server, seed=1, n_predict=9, response_fields=["content", "generation_settings/n_predict", "prompt", "nothing"])
     assert set(j) == {"content", "generation_settings/n_predict", "prompt"} and j["generation_settings/n_predict"] == 9
     assert "timings" in native(server, seed=1, response_fields=[])
+    assert "a\0b" in native(server, "a\0b", n_predict=9, seed=900, response_fields=["content"])["content"]
 
 
 def test_probabilities_have_ids(real):
