@@ -52,11 +52,13 @@ static void close_open_call(struct call_choice *ch)
     }
 }
 
-/* Held text of an answer that must be a call is the beginning of a call that was cut off. */
+/* Held text of an answer that must be a call is the beginning of a call that was cut off, by the
+ * limit of tokens or by a stop string or token. */
 static void on_text(void *arg, const char *text, size_t n_bytes)
 {
     struct call_choice *ch = arg;
-    if (ch->output.cut && ch->call->request.tool_mode == TOOLS_MUST) {
+    const bool is_held = ch->output.cut || ch->output.stopped || ch->stop_id >= 0;
+    if (is_held && ch->call->request.tool_mode == TOOLS_MUST) {
         return;
     }
     close_open_call(ch);

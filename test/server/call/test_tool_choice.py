@@ -91,12 +91,13 @@ def test_strict_tools_do_not_constrain_text(server):
 
 
 def test_a_call_that_is_cut_off_is_no_content(server):
-    for n in (1, 3, 8):
-        body = {"tools": TOOLS, "tool_choice": "required", "max_tokens": n}
+    (head,) = server.post("/tokenize", {"prompt": "name", "add_special_tokens": False}).json()["tokens"]
+    for more, finish in [({"max_tokens": n}, "length") for n in (1, 3, 8)] + [({"stop": "name"}, "stop"), ({"stop_token_ids": [head]}, "stop")]:
+        body = {"tools": TOOLS, "tool_choice": "required", **more}
         calls, c = calls_of(server.chat("Hello", **body))
-        assert not calls and not c["message"]["content"] and c["finish_reason"] == "length"
+        assert not calls and not c["message"]["content"] and c["finish_reason"] == finish
         (streamed,) = fold(server.chat("Hello", stream=True, **body).chunks())
-        assert not streamed["message"]["content"] and streamed["finish"] == "length"
+        assert not streamed["message"]["content"] and streamed["finish"] == finish
 
 
 def test_a_format_beside_tools(server):
