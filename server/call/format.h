@@ -130,7 +130,7 @@ void call_send_chunk(struct call *c, struct buf *b);
  * that chunk_head opened. */
 void call_send_usage(struct call *c, const char *tail);
 /* The embedding of an input, as numbers or as base64, depending on the request; with a pooling that
- * gives each token a vector, their list. Call it once per input. */
+ * gives each token a vector, their list, or all of them in base64. Call it once per input. */
 void call_put_vector(struct buf *b, struct call *c, size_t input);
 size_t call_n_vectors(const struct call *c);
 void call_put_ids(struct buf *b, const int32_t *ids, int32_t n); // [1,2,3]

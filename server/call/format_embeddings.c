@@ -60,32 +60,28 @@ static float *vector_of(struct call *c, size_t input)
     return first->pooled;
 }
 
-static void put_one(struct buf *b, const struct call *c, float *v)
-{
-    const size_t n = (size_t)c->request.model->info->hidden;
-    if (c->request.normalize) {
-        normalise(v, n);
-    }
-    if (c->request.base64) {
-        packed_put(b, v, n, c->request.embed_dtype, c->request.endianness);
-    } else {
-        put_floats(b, v, n);
-    }
-}
-
+/* In base64, the vectors of all tokens are one text, as in vLLM. */
 void call_put_vector(struct buf *b, struct call *c, size_t input)
 {
-    const size_t width = (size_t)c->request.model->info->hidden;
+    const struct request *r = &c->request;
+    const size_t width = (size_t)r->model->info->hidden;
+    const bool each = r->pooling == POOL_TOKENS;
+    const size_t n = each ? (size_t)c->requests[input].n_prompt : 1;
     float *v = vector_of(c, input);
-    if (c->request.pooling != POOL_TOKENS) {
-        put_one(b, c, v);
+    for (size_t i = 0; r->normalize && i < n; i++) {
+        normalise(v + i * width, width);
+    }
+    if (r->base64) {
+        packed_put(b, v, n * width, r->embed_dtype, r->endianness);
         return;
     }
-    for (int32_t t = 0; t < c->requests[input].n_prompt; t++) {
-        buf_puts(b, t ? "," : "[");
-        put_one(b, c, v + (size_t)t * width);
+    for (size_t i = 0; i < n; i++) {
+        if (each) {
+            buf_puts(b, i ? "," : "[");
+        }
+        put_floats(b, v + i * width, width);
     }
-    buf_putc(b, ']');
+    buf_puts(b, each ? "]" : "");
 }
 
 /* The whole reply: all vectors in the order of the inputs, and the prompts' tokens as usage. */

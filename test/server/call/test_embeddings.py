@@ -2,6 +2,7 @@
 """Embeddings of the golden models compared with transformers: the hidden state at the last token, times the output
 matrix, must be its last logits; the mean is the mean of such states."""
 
+import base64
 import json
 import os
 import struct
@@ -92,6 +93,8 @@ def test_each_token_has_a_vector():
         r = s.post("/pooling", {"input": prompts, "task": "token_embed", "use_activation": False}).json()
         states = [np.array(d["data"]) for d in r["data"]]
         assert [v.shape[0] for v in states] == [150, 3] and all(np.abs(v.mean(0) - m).max() < 1e-4 for v, m in zip(states, means))
+        packed = s.post("/pooling", {"input": prompts, "task": "token_embed", "use_activation": False, "encoding_format": "base64"}).json()["data"]
+        assert all((np.frombuffer(base64.b64decode(d["data"]), "<f4") == v.astype("f4").ravel()).all() for d, v in zip(packed, states))
         unit = np.array(s.post("/pooling", {"input": prompts[1], "task": "token_embed", "normalize": True}).json()["data"][0]["data"])
         assert np.abs(np.linalg.norm(unit, axis=1) - 1).max() < 1e-5
     with Server(real=True, model=folder, pooling="none", max_num_batched_tokens=70, max_num_seqs=4) as s:  # in several chunks
