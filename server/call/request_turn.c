@@ -99,6 +99,22 @@ static bool watches_calls(const struct request *r)
     return some || (r->tool_mode == TOOLS_AUTO && (r->narrows || r->constraint_param));
 }
 
+/* A call that is forced, or must match its tool, has to be one that the parser finds. */
+static bool check_name(struct plan *p, const struct request_tool *t)
+{
+    struct request *r = p->r;
+    const char *member = strrchr(t->place, '.');
+    char place[sizeof t->place + 8];
+    if (turn_can_call(r->model->parser, p->calls.writing, t->name)) {
+        return true;
+    }
+    snprintf(place, sizeof place, "%.*s.name", (int)(member - t->place), t->place);
+    return call_error_set(&r->error, 400, "invalid_value", place,
+                          "Invalid '%s': in this model's format of calls, '%.64s' cannot be the "
+                          "name of a tool, so calls of it can be neither forced nor constrained.",
+                          place, t->name);
+}
+
 /* Forced calls and calls of strict tools must match the schema; the arguments of others can be any
  * object. */
 static bool list_tools(struct plan *p)
@@ -114,6 +130,9 @@ static bool list_tools(struct plan *p)
         bool fits = t->strict || r->tool_mode == TOOLS_MUST || p->calls.writing->by_schema;
         if (!t->allowed) {
             continue;
+        }
+        if ((t->strict || r->tool_mode == TOOLS_MUST) && !check_name(p, t)) {
+            return false;
         }
         list[n] = (struct tool_to_write){.name = t->name, .text = t->text};
         if (fits && !t->custom) {

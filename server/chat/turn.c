@@ -4,6 +4,8 @@
  * has markers. */
 #include "server/chat/turn.h"
 
+#include "engine/base/optional.h"
+
 #include <string.h>
 
 /* A parser may have several ways of writing calls. Returns the first one whose tokens are in the
@@ -16,6 +18,89 @@ const struct tool_writing *turn_writing(const struct tool_parser *parser,
         w = w->otherwise;
     }
     return w;
+}
+
+/* ---- names of tools ---------------------------------------------------------------------------
+ */
+
+/* What a parser reports for one call. */
+struct probe {
+    const char *name;
+    int n_calls, n_wrong; // n_wrong: other names, and texts
+};
+
+static void probe_text(void *arg, const char *text, size_t n_bytes)
+{
+    (void)text;
+    ((struct probe *)arg)->n_wrong += n_bytes > 0;
+}
+
+static void probe_call(void *arg, const char *name, const char *id)
+{
+    struct probe *p = arg;
+    (void)id;
+    p->n_calls++;
+    p->n_wrong += strcmp(name, p->name) != 0;
+}
+
+static void probe_arguments(void *arg, const char *text, size_t n_bytes)
+{
+    (void)arg;
+    (void)text;
+    (void)n_bytes;
+}
+
+/* A call without arguments, or whose arguments are written as {}. */
+static void write_call(struct buf *out, const struct tool_writing *w, const char *name,
+                       const char *arguments)
+{
+    const char *const parts[] = {w->open,     w->head,   w->head ? name : "", w->call, name,
+                                 w->name_end, arguments, w->call_end,         w->close};
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
+        const char *part = or_empty(parts[i]), *number = part == name ? NULL : strstr(part, "%d");
+        buf_put(out, part, number ? (size_t)(number - part) : strlen(part));
+        buf_puts(out, number ? "0" : "");
+        buf_puts(out, number ? number + 2 : "");
+    }
+}
+
+static bool reads_call(const struct tool_parser *parser, const struct tool_writing *w,
+                       const char *name, const char *arguments)
+{
+    struct buf text, list;
+    struct json *tools = NULL;
+    struct tool_parse parse;
+    struct probe found = {.name = name};
+    const struct tool_sink sink = {probe_text, probe_text, probe_call, probe_arguments, &found};
+    buf_init(&text, 1 << 20);
+    buf_init(&list, 1 << 20);
+    write_call(&text, w, name, arguments);
+    buf_puts(&list, "[{\"function\":{\"name\":");
+    buf_put_json(&list, name, strlen(name));
+    buf_puts(&list, "}}]");
+    bool good = !text.failed && !list.failed &&
+                json_parse(list.data, list.n_bytes, NULL, &tools, NULL) == OK;
+    tool_parse_init(&parse, parser, tools, sink);
+    if (good) {
+        tool_parse_text(&parse, text.data, text.n_bytes);
+        tool_parse_finish(&parse);
+    }
+    tool_parse_deinit(&parse);
+    json_free(tools);
+    buf_deinit(&text);
+    buf_deinit(&list);
+    return !good || (found.n_calls == 1 && found.n_wrong == 0); // no memory: not judged
+}
+
+static bool reads(const struct tool_parser *parser, const struct tool_writing *w, const char *name)
+{
+    return reads_call(parser, w, name, "{}") || reads_call(parser, w, name, "");
+}
+
+/* Formats for which such a call is not complete are not judged. */
+bool turn_can_call(const struct tool_parser *parser, const struct tool_writing *w, const char *name)
+{
+    return reads(parser, w, name) || !reads(parser, w, "f");
 }
 
 #define TEXT "{\"type\":\"any_text\""

@@ -29,6 +29,11 @@ struct turn {
 const struct tool_writing *turn_writing(const struct tool_parser *parser,
                                         const struct tokenizer *tok);
 
+/* False if the parser does not find a call of this tool where it is written in this way: formats
+ * differ in the characters and the length of names. */
+bool turn_can_call(const struct tool_parser *parser, const struct tool_writing *w,
+                   const char *name);
+
 void turn_put(struct buf *out, const struct turn *t);
 
 #endif

@@ -100,6 +100,14 @@ def test_a_call_that_is_cut_off_is_no_content(server):
         assert not streamed["message"]["content"] and streamed["finish"] == finish
 
 
+def test_a_name_that_cannot_be_written_is_refused(server):
+    tool = {"type": "function", "function": {"name": 'a"b'}}
+    for more in ({"tool_choice": "required"}, {"tools": [{"type": "function", "function": {**tool["function"], "strict": True}}]}):
+        r = server.chat("Hello", **{"tools": [tool], **more})
+        assert (r.status, r.error["param"]) == (400, "tools[0].function.name"), r.body
+    assert server.chat("Hello", tools=[tool], max_tokens=1).status == 200
+
+
 def test_a_format_beside_tools(server):
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
     strict = [{"type": "function", "function": {**t["function"], "strict": True}} for t in TOOLS]

@@ -422,6 +422,26 @@ TEST(every_form_of_calls)
     }
 }
 
+/* Harmony's markers are special tokens, so it is not judged by text. */
+TEST(names_of_tools_that_a_format_can_write)
+{
+    static const char *const names[] = {"f", "get_weather", "a-b.c", "x1"};
+    char longest[301] = "";
+    memset(longest, 'a', 300);
+    for (size_t i = 0; tool_parser_name(i); i++) {
+        const struct tool_parser *parser = tool_parser_find(tool_parser_name(i));
+        const bool judged = parser != &tool_parser_harmony;
+        for (size_t k = 0; k < sizeof names / sizeof names[0]; k++) {
+            CHECK(turn_can_call(parser, parser->writing, names[k]));
+        }
+        CHECK_EQ(turn_can_call(parser, parser->writing, longest), !judged);
+        CHECK_EQ(turn_can_call(parser, parser->writing, "a\nb"), !judged);
+    }
+    CHECK(turn_can_call(&tool_parser_hermes, tool_parser_hermes.writing, "a/b: c"));
+    CHECK(!turn_can_call(&tool_parser_glm45, tool_parser_glm45.writing, "a/b: c"));
+    CHECK(!turn_can_call(&tool_parser_functionary_v32, tool_parser_functionary_v32.writing, "all"));
+}
+
 /* Formats with the reasoning of the families that use them: the grammar of calls must
  * begin only after reasoning ends. */
 TEST(calls_and_answers_after_reasoning)
