@@ -140,6 +140,9 @@ bool read_documents(struct request *r)
                               "Invalid 'query': expected one text.");
     }
     r->bare_list = !body_has(&r->body, "documents") && body_has(&r->body, "texts");
+    if (r->bare_list && !body_has(&r->body, "return_documents")) { // in TEI's list on request only
+        r->returns_documents &= body_has(&r->body, "return_text");
+    }
     if (!only_these(r, "documents|texts", r->bare_list ? "texts" : "documents")) {
         return false;
     }

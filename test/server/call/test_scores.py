@@ -101,6 +101,8 @@ def test_rerank_answers_in_each_apis_format(server):
     assert len(r["results"]) == 4 and all(set(x) == {"index", "relevance_score"} for x in r["results"])
     r = server.post("/rerank", {"query": "q", "texts": ["a", "b"], "return_text": True}).json()  # TEI's
     assert isinstance(r, list) and [set(x) for x in r] == [{"index", "score", "text"}] * 2 and r[0]["score"] >= r[1]["score"]
+    for more in ({}, {"return_text": False}):
+        assert [set(x) for x in server.post("/rerank", {"query": "q", "texts": ["a", "b"], **more}).json()] == [{"index", "score"}] * 2
     r = server.post("/invocations", {"query": "q", "documents": ["a", "b"]})
     assert r.status == 200 and len(r.json()["results"]) == 2
     assert scores(server.post("/invocations", {"text_1": "a", "text_2": "a"})) == pytest.approx([1])
