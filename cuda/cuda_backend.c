@@ -7,6 +7,7 @@
 #include "cuda/cuda_comm.h"
 #include "cuda/cuda_upload.h"
 #include "cuda/cuda_weights.h"
+#include "engine/base/minmax.h"
 
 #include <stdlib.h>
 
@@ -48,6 +49,11 @@ static enum status open_scratch(struct cuda_backend *be)
     TRY(cuda_alloc(&be->device, sample_scratch_bytes(be->max_draws, l->vocab), &s->sample.memory));
     s->sample.max_draws = be->max_draws;
     s->sample.vocab = l->vocab;
+    const size_t n_sums = (size_t)be->device.max_adapter_sums * sizeof *s->adapter_sums;
+    if (n_sums > 0) {
+        const size_t n_rows = (size_t)greater(l->max_rows, l->max_out_rows);
+        TRY(cuda_alloc(&be->device, n_rows * n_sums, (void **)&s->adapter_sums));
+    }
     if (be->device.options.n_ranks > 1) {
         return cuda_alloc(&be->device, (size_t)l->max_out_rows * (size_t)l->vocab * 4,
                           (void **)&s->shards);

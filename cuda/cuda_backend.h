@@ -22,7 +22,8 @@ struct op_scratch {
     void *memory, *attention;
     size_t n_bytes; // bytes of `memory`
     struct sample_scratch sample;
-    float *shards; // gathered shards of logits
+    float *shards;       // gathered shards of logits
+    float *adapter_sums; // see adapter.h
 };
 
 struct cuda_backend {

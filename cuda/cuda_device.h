@@ -27,6 +27,8 @@ struct cuda {
     size_t max_expanded_bytes; // the largest quantised matrix that products of many rows dequantise
     int64_t max_rounded_in;    // maximum number of inputs of a weight whose inputs are rounded; 0:
                                // there is none
+    int32_t n_adapters;        // that every weight of adapters has
+    int32_t max_adapter_sums;  // see adapter.h; 0: there are no adapters
     int64_t max_expert_width;  // ffn + hidden of the widest experts opened; 0: there are none
     struct upload *upload;
 };

@@ -203,6 +203,7 @@ const struct backend_ops cuda_ops = {
     .linear_act = cuda_op_linear_act,
     .mlp = cuda_op_mlp,
     .norm_linear = cuda_op_norm_linear,
+    .linear_adapter = cuda_op_linear_adapter,
     .rope_attention = cuda_op_rope_attention,
     .mla = cuda_op_mla,
     .norms = cuda_op_norms,

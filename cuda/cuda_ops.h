@@ -64,6 +64,9 @@ bool linear_wants_codes(struct cuda_backend *be, const struct linear_args *a,
                         struct round_args *codes);
 enum status linear_of_codes(struct cuda_backend *be, const struct linear_args *a);
 
+/* cuda_ops_adapter.c */
+enum status cuda_op_linear_adapter(struct backend *base, const struct linear_args *a);
+
 /* cuda_ops_attention.c */
 enum status cuda_op_rope_store(struct backend *base, const struct rope_store_args *a);
 enum status cuda_op_mla_store(struct backend *base, const struct mla_store_args *a);

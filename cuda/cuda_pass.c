@@ -140,7 +140,8 @@ static bool pass_ok(const struct passes *ps, const struct pass *p)
         const struct pass_seq *s = &p->seqs[i];
         if (s->first_row < 0 || s->n_rows <= 0 || s->first_row > p->n_rows - s->n_rows ||
             s->n_past < 0 || s->lane < 0 || s->lane >= l->max_lanes ||
-            s->n_past > l->max_blocks_per_lane * l->block_tokens - s->n_rows ||
+            s->n_past > l->max_blocks_per_lane * l->block_tokens - s->n_rows || s->adapter < 0 ||
+            s->adapter > ps->device->n_adapters ||
             (s->tree && (s->n_rows > MAX_TREE_NODES || !p->tree_mask))) {
             return false;
         }
@@ -450,6 +451,7 @@ enum status passes_begin(struct passes *p, struct steps *steps, struct lanes *la
                                 .n_out = shape->n_out,
                                 .n_draws = shape->n_draws,
                                 .few = p->few,
+                                .adapted = pass_is_adapted(pass),
                                 .draws_wait = pass->draws_wait,
                                 .state = p->state_work,
                                 .hidden.n = pass->hidden.n};

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Opens a weight: checks it, chooses its layout on the device, and makes dummy values. */
 #include "cuda/cuda_weights.h"
+#include "cuda/adapter.h"
 #include "cuda/coded_pack.h"
 #include "cuda/cuda_upload.h"
 #include "engine/base/mem.h"
@@ -228,6 +229,18 @@ static enum status open_coded(struct cuda *be, const struct weight_desc *d, stru
     return st;
 }
 
+/* Matrices of up to ADAPTER_MAX_RANK outputs may be the first of their pair. */
+static void note_adapters(struct cuda *be, const struct weight *w)
+{
+    if (be->n_adapters == 0 || w->n_experts < be->n_adapters) {
+        be->n_adapters = w->n_experts;
+    }
+    if (w->n_out <= ADAPTER_MAX_RANK) {
+        const int32_t n = adapter_sums((int32_t)w->n_in, (int32_t)w->n_out);
+        be->max_adapter_sums = greater(n, be->max_adapter_sums);
+    }
+}
+
 /* Vectors are stored in fp32. Quantised matrices stay quantised if there is a kernel for them; all
  * others are converted to the model's dtype. */
 enum status cuda_weight_open(struct backend *base, const struct weight_desc *desc,
@@ -260,6 +273,9 @@ enum status cuda_weight_open(struct backend *base, const struct weight_desc *des
     }
     if (w->kind == WEIGHT_EXPERTS && w->n_out + w->n_in > be->max_expert_width) {
         be->max_expert_width = w->n_out + w->n_in;
+    }
+    if (w->kind == WEIGHT_ADAPTER) {
+        note_adapters(be, w);
     }
     *out = w;
     return OK;

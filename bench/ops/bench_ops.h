@@ -22,6 +22,8 @@ enum {
     MOE_SHAPES = 2,
     BENCH_FORMATS = 4, // measured by cuda_quant.c
     BENCH_QUANT_PRODUCTS = 4,
+    BENCH_RANKS = 2, // measured by cuda_adapters.c
+    BENCH_ADAPTED = 4,
 };
 
 struct layer {
@@ -77,6 +79,7 @@ struct bench {
     const struct weight *w_qkv[COPIES], *w_o[COPIES], *w_gate_up[COPIES], *w_down[COPIES];
     const struct weight *w_head, *w_embed, *w_norm, *w_square, *w_sinks, *w_kv_norm, *w_uk, *w_uv;
     const struct weight *w_quantised[BENCH_FORMATS][BENCH_QUANT_PRODUCTS][COPIES];
+    struct adapter_pair adapters[BENCH_ADAPTED][BENCH_RANKS][COPIES];
     struct bench_moe moe[MOE_SHAPES];
     struct rope_table *mla_rope;
 };

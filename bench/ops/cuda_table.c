@@ -45,6 +45,7 @@ static enum status make_weights(struct bench *b, struct err *err)
         TRY(make_weight(b, WEIGHT_LINEAR, t, 1, HIDDEN, FFN, &b->w_down[i], err));
     }
     TRY(bench_make_quantised(b, err));
+    TRY(bench_make_adapters(b, err));
     TRY(make_weight(b, WEIGHT_LINEAR, t, 1, VOCAB, HIDDEN, &b->w_head, err));
     TRY(make_weight(b, WEIGHT_LINEAR, t, 1, 8192, 8192, &b->w_square, err));
     TRY(make_weight(b, WEIGHT_EMBED, t, 1, VOCAB, HIDDEN, &b->w_embed, err));
@@ -151,6 +152,7 @@ static enum status print_lines(struct bench *b)
     TRY(bench_row_lines(b, element));
     TRY(bench_product_lines(b, element));
     TRY(bench_quantised_lines(b, element));
+    TRY(bench_adapter_lines(b));
     TRY(bench_expert_lines(b, element));
     TRY(bench_draw_lines(b));
     TRY(bench_attention_lines(b, element));

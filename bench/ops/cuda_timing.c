@@ -54,8 +54,12 @@ void bench_make_pass(struct bench *b, const struct line *l)
         const int32_t pos = l->context + (l->shape == PREFILL ? i : 0);
         b->rows[i] = (struct pass_row){lane % LANES, 17 * i % VOCAB, pos, pos};
         if (i < p->n_seqs) {
-            b->seqs[i] = (struct pass_seq){lane % LANES, i,     l->shape == PREFILL ? l->n_rows : 1,
-                                           l->context,   false, 0};
+            b->seqs[i] =
+                (struct pass_seq){.lane = lane % LANES,
+                                  .first_row = i,
+                                  .n_rows = l->shape == PREFILL ? l->n_rows : 1,
+                                  .n_past = l->context,
+                                  .adapter = l->n_adapters > 0 ? 1 + i % l->n_adapters : 0};
         }
     }
     if (l->shape == SHARED) {

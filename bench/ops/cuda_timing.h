@@ -48,6 +48,8 @@ struct line {
     int32_t kv_set, window;
     float softcap;
     bool sinks, pools;
+    const struct adapter_pair *adapters; // [COPIES]
+    int32_t n_adapters;                  // that the sequences use in turn; 0: none
 };
 
 /* cuda_timing.c. Sets the lanes' block tables; with `shared`, groups of 16 lanes share all but the
@@ -70,6 +72,8 @@ enum status bench_product_lines(struct bench *b, double element); // cuda_produc
 enum status bench_fused_product_lines(struct bench *b, double element);
 enum status bench_make_quantised(struct bench *b, struct err *err); // cuda_quant.c
 enum status bench_quantised_lines(struct bench *b, double element);
+enum status bench_make_adapters(struct bench *b, struct err *err); // cuda_adapters.c
+enum status bench_adapter_lines(struct bench *b);
 enum status bench_expert_lines(struct bench *b, double element);    // cuda_experts.c
 enum status bench_draw_lines(struct bench *b);                      // cuda_draws.c
 enum status bench_head_lines(struct bench *b, double element);      // the head with its draws

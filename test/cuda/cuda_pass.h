@@ -80,7 +80,11 @@ static inline void pass_of(struct test_pass *t, const struct seq_spec *specs, in
             continue;
         }
         struct pass_seq *s = &t->seqs[n_seqs++];
-        *s = (struct pass_seq){i, n_rows, n, past ? 0 : specs[i].n_past, !past && specs[i].tree, 0};
+        *s = (struct pass_seq){.lane = i,
+                               .first_row = n_rows,
+                               .n_rows = n,
+                               .n_past = past ? 0 : specs[i].n_past,
+                               .tree = !past && specs[i].tree};
         for (int32_t r = 0; r < n; r++) {
             t->rows[n_rows + r] = (struct pass_row){
                 i, (int32_t)(rng_bits(seed, s->n_past + r, RNG_TEST, (uint32_t)i) % 1000),

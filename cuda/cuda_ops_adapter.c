@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Low-rank adapters. */
+#include "cuda/adapter.h"
+#include "cuda/cuda_ops.h"
+
+/* True if both matrices belong to the product, which linear has computed from the same x and y. */
+static bool pair_ok(const struct linear_args *a)
+{
+    const struct weight *w = a->weight, *down = a->adapter->down, *up = a->adapter->up;
+    return w && down && up && down->kind == WEIGHT_ADAPTER && up->kind == WEIGHT_ADAPTER &&
+           down->n_experts == up->n_experts && down->n_in == w->n_in && up->n_out == w->n_out &&
+           up->n_in == down->n_out && down->n_out % ADAPTER_RANK_STEP == 0 &&
+           down->n_out <= ADAPTER_MAX_RANK && fits(a->x, (int32_t)w->n_in) &&
+           fits(a->y, (int32_t)w->n_out) && down->dtype == a->x.dtype && up->dtype == a->x.dtype &&
+           (a->y.dtype == a->x.dtype || a->y.dtype == DT_F32);
+}
+
+/* The pass's adapters were checked when it began. */
+enum status cuda_op_linear_adapter(struct backend *base, const struct linear_args *a)
+{
+    struct cuda_backend *be = cuda_backend_of(base);
+    TRY(be->device.lost);
+    const struct passes *p = &be->passes;
+    if (!p->pass || !a->adapter || !pair_ok(a) || a->n_rows <= 0 ||
+        a->n_rows > (a->out_rows ? p->shape.n_out : p->shape.n_rows)) {
+        return ERR_INVALID;
+    }
+    const struct weight *down = a->adapter->down;
+    const struct adapter_args args = {
+        .x = a->x.mem.p,
+        .down = down->data,
+        .up = a->adapter->up->data,
+        .y = a->y.mem.p,
+        .sums = be->scratch.adapter_sums,
+        .rows = a->out_rows ? p->view.out_rows : NULL,
+        .row_seq = p->view.row_seq,
+        .seqs = p->view.seqs,
+        .x_stride = a->x.stride,
+        .y_stride = a->y.stride,
+        .n_rows = a->n_rows,
+        .n_in = (int32_t)down->n_in,
+        .n_out = (int32_t)a->adapter->up->n_out,
+        .rank = (int32_t)down->n_out,
+        // A captured pass is replayed for any number of sequences.
+        .max_seqs = a->n_rows > GRAPH_MAX_ROWS ? p->pass->n_seqs : a->n_rows,
+        .dtype = a->x.dtype,
+        .y_dtype = a->y.dtype,
+    };
+    CUDA_TRY(&be->device, k_adapter(be->device.stream, &args));
+    return OK;
+}
