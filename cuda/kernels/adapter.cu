@@ -622,9 +622,8 @@ static cudaError_t up_tiles(cudaStream_t stream, const struct adapter_args *a, i
     enum { BLOCKS_PER_SM = 3 };
     const int n_tiles = ceil_div(a->n_rows, MT * TILE), n_shares = shares_of(a, n_tiles);
     const int bands = ceil_div(a->n_out, THREADS / 32 * FEATURES);
-    const int per_block =
-        MT == 1 ? 1
-                : max(1, (int)((int64_t)bands * n_tiles / (BLOCKS_PER_SM * n_multiprocessors())));
+    const int most_blocks = BLOCKS_PER_SM * n_multiprocessors();
+    const int per_block = MT == 1 ? 1 : ceil_div(bands * n_tiles, most_blocks);
     const int smem = MT * TILE * sums_stride(a->rank) * (int)sizeof(T);
     const auto kernel = up_kernel<T, Y, MT>;
     const cudaError_t e =
