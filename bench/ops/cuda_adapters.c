@@ -70,8 +70,8 @@ static enum status print(struct bench *b, struct line l, int32_t product)
     char what[BENCH_RANKS][80];
     bool wanted = false;
     for (int32_t r = 0; r < BENCH_RANKS; r++) {
-        snprintf(what[r], sizeof what[r], "%d adapters of %d for %s, %d", l.n_adapters, ranks[r],
-                 products[product].name, l.n_rows);
+        snprintf(what[r], sizeof what[r], "adapters for %s %d: %d x %d", products[product].name,
+                 l.n_rows, l.n_adapters, ranks[r]);
         wanted = wanted || !b->only || strstr(what[r], b->only);
     }
     double alone = 0, both;

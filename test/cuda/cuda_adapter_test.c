@@ -352,6 +352,54 @@ TEST(a_row_has_the_same_bits_alone_and_among_others)
     }
 }
 
+/* A pass without adapters has another graph, and one graph serves all adapters. Its rows are
+ * padded.
+ */
+TEST(captured_passes_serve_all_adapters)
+{
+    NEED_GPU();
+    enum { N = 13, PADDED = 16, PLAIN = 3, TURNS = 8 };
+    static struct test_pass t;
+    struct adapters a = {
+        .n = 5, .n_in = 256, .n_out = 200, .rank = 16, .x_stride = 256, .y_stride = 200};
+    struct row_spec rows[PADDED];
+    mixed_rows(rows, PADDED, a.n, 1);
+    REQUIRE(adapters_open(&a, DT_BF16));
+    a.y_dtype = DT_BF16;
+    struct backend *be = a.p.be[GPU];
+    float *x = random_array(&a, (int64_t)PADDED * a.n_in, 1.0f);
+    float *y = random_array(&a, (int64_t)PADDED * a.n_out, 1.0f);
+    struct pair_tensor tx = rows_of(&a, x, true, rows, PADDED);
+    struct pair_tensor ty = rows_of(&a, y, false, rows, PADDED);
+    const struct linear_args l = {
+        .weight = a.w, .x = tx.t[GPU], .y = ty.t[GPU], .n_rows = PADDED, .adapter = &a.pair};
+    for (int32_t turn = 0; turn < TURNS; turn++) {
+        for (int32_t i = 0; i < N; i++) {
+            rows[i].adapter = turn < PLAIN ? 0 : (i + turn) % (a.n + 1);
+        }
+        tensor_put(&a.p, &ty, y);
+        pass_of_rows(&t, rows, N, 1);
+        t.pass.model = 1;
+        struct pass_shape shape;
+        CHECK_EQ(be->ops->step_begin(be, 0), OK);
+        CHECK_EQ(be->ops->pass_begin(be, &t.pass, &shape), OK);
+        CHECK_EQ(shape.n_rows, PADDED);
+        CHECK_EQ(shape.issue, turn < 2 || turn == PLAIN || turn == PLAIN + 1);
+        if (shape.issue && turn >= PLAIN) {
+            CHECK_EQ(be->ops->linear_adapter(be, &l), OK);
+        }
+        end_step(be);
+        float *got = tensor_get(&a.p, &ty, GPU);
+        float *want = run(&a, x, y, rows, N, 1, false);
+        CHECK(!COMPARED || memcmp(want, got, N * (size_t)a.n_out * sizeof *got) == 0);
+        free(got);
+        free(want);
+    }
+    free(x);
+    free(y);
+    adapters_close(&a);
+}
+
 TEST(unknown_adapters_and_other_sizes_are_refused)
 {
     NEED_GPU();
