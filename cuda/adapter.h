@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The launcher of kernels/adapter.cu: low-rank adapters. Compiles as C11 and C++17.
+/* Low-rank adapters: which rows of a pass have which (adapter_items.c), and the launcher of
+ * kernels/adapter/. Compiles as C11 and C++17.
  * Thread: the rank's owner. */
 #ifndef SLUICE_CUDA_ADAPTER_H
 #define SLUICE_CUDA_ADAPTER_H
 
-#include "cuda/layout.h"
+#include "engine/device/backend.h"
 
 #include <cuda_runtime_api.h>
 
@@ -12,19 +13,51 @@
 extern "C" {
 #endif
 
-enum { ADAPTER_RANK_STEP = 16, ADAPTER_MAX_RANK = 1024 }; // ranks are multiples of the former
+/* Ranks are multiples of ADAPTER_RANK_STEP. Up to ADAPTER_FEW rows, items have up to
+ * ADAPTER_FEW_TILE rows. */
+enum {
+    ADAPTER_RANK_STEP = 16,
+    ADAPTER_MAX_RANK = 1024,
+    ADAPTER_FEW = 256,
+    ADAPTER_FEW_TILE = 16,
+    ADAPTER_MANY_TILE = 64
+};
 
-/* y[row] += up_a (down_a x[row]) for each row whose sequence has adapter a. */
+/* Rows with one adapter: `rows` first .. + n_rows of the list. 16 bytes, so that one load reads
+ * it. */
+struct adapter_item {
+    int32_t adapter, first, n_rows, unused;
+};
+
+/* The rows that have adapters, by adapter. Both arrays are in device memory. */
+struct adapter_list {
+    const int32_t *rows;
+    const struct adapter_item *items; // the last ones may have no rows
+    int32_t n_items, tile;            // tile: the most rows of an item
+};
+
+/* The most items of n_rows rows. */
+static inline int32_t adapter_most_items(int32_t n_rows, int32_t n_adapters)
+{
+    const int32_t most = n_adapters > 0 ? n_adapters + n_rows / ADAPTER_FEW_TILE : 0;
+    return most < n_rows ? most : n_rows;
+}
+
+/* Makes the list of n rows, of which row i has the adapter of row picks[i] of the pass (picks NULL:
+ * of row i). of_row: the adapter of each row of the pass; counts: room for n_adapters + 1. Returns
+ * the number of items. */
+int32_t adapter_items_make(const int32_t *of_row, const int32_t *picks, int32_t n, int32_t tile,
+                           int32_t n_adapters, int32_t *counts, int32_t *rows,
+                           struct adapter_item *items);
+
+/* y[row] += up_a (down_a x[row]) for each row of the list, where a is its adapter. */
 struct adapter_args {
     const void *x, *down, *up; // [n_rows, n_in], [adapters, rank, n_in], [adapters, n_out, rank]
     void *y;                   // [n_rows, n_out]
     float *sums;               // room for n_rows * adapter_sums(n_in, rank)
-    const int32_t *rows;       // the pass's row of each row; NULL: the same
-    const int32_t *row_seq;    // as in struct pass_view
-    const struct pass_seq *seqs;
+    struct adapter_list list;
     int64_t x_stride, y_stride; // in elements
-    int32_t n_rows, n_in, n_out, rank;
-    int32_t max_seqs; // no more sequences than this have rows
+    int32_t n_in, n_out, rank;
     enum dtype dtype, y_dtype;
 };
 
@@ -33,12 +66,10 @@ struct adapter_args {
  * more multiprocessors busy; with fewer there is less to add up. */
 static inline int32_t adapter_parts(int32_t n_in, int32_t rank)
 {
-    enum { MOST = 16, LEAST_INPUTS = 512, MOST_SUMS = 768 };
-    int32_t n = 1;
-    while (2 * n <= MOST && 2 * n * LEAST_INPUTS <= n_in && 2 * n * rank <= MOST_SUMS) {
-        n *= 2;
-    }
-    return n;
+    enum { MOST = 32, LEAST_INPUTS = 512, MOST_SUMS = 768 };
+    const int32_t most = rank * MOST < MOST_SUMS ? MOST : MOST_SUMS / rank;
+    const int32_t n = n_in / LEAST_INPUTS < most ? n_in / LEAST_INPUTS : most;
+    return n > 1 ? n : 1;
 }
 
 /* The sums that are stored for each row. */

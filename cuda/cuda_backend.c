@@ -66,8 +66,9 @@ static enum status open_owners(struct cuda_backend *be)
 {
     const struct backend_limits *l = &be->limits;
     struct cuda *device = &be->device;
-    const size_t staged = 2 * passes_meta_bytes(&be->attention, l, be->max_draws) +
-                          draw_masks_staged_bytes(l) + ((size_t)8 << 20);
+    const size_t staged =
+        2 * passes_meta_bytes(&be->attention, l, be->max_draws, device->n_adapters) +
+        draw_masks_staged_bytes(l) + ((size_t)8 << 20);
     TRY(lanes_open(&be->lanes, device, l, be->attention.max_paths + be->attention.max_runs));
     TRY(passes_open(&be->passes, device, be->graphs, &be->lanes, l, be->max_draws, &be->attention));
     TRY(open_scratch(be));

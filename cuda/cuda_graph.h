@@ -14,7 +14,7 @@ enum graph_use { GRAPH_NONE, GRAPH_CAPTURE, GRAPH_REPLAY };
 struct graph_key {
     int32_t model, set, n_rows, n_out, n_draws;
     struct few_pass few;
-    int32_t adapted;    // 1: the products of some sequence have adapters
+    int32_t adapted[2]; // items of rows and of out rows that have adapters
     int32_t draws_wait; // 1: the graph ends before the draws, which are launched individually
     struct state_work state;
     struct hidden_layers hidden; // entries from hidden.n on are zero

@@ -21,9 +21,9 @@ enum status cuda_op_linear_adapter(struct backend *base, const struct linear_arg
     struct cuda_backend *be = cuda_backend_of(base);
     TRY(be->device.lost);
     const struct passes *p = &be->passes;
-    if (!p->pass || !a->adapter || !pair_ok(a) || a->n_rows <= 0 ||
-        a->n_rows > (a->out_rows ? p->shape.n_out : p->shape.n_rows)) {
-        return ERR_INVALID;
+    if (!p->pass || !a->adapter || !pair_ok(a) ||
+        a->n_rows != (a->out_rows ? p->shape.n_out : p->shape.n_rows)) {
+        return ERR_INVALID; // the list is that of all rows
     }
     const struct weight *down = a->adapter->down;
     const struct adapter_args args = {
@@ -32,17 +32,12 @@ enum status cuda_op_linear_adapter(struct backend *base, const struct linear_arg
         .up = a->adapter->up->data,
         .y = a->y.mem.p,
         .sums = be->scratch.adapter_sums,
-        .rows = a->out_rows ? p->view.out_rows : NULL,
-        .row_seq = p->view.row_seq,
-        .seqs = p->view.seqs,
+        .list = a->out_rows ? p->adapted_out : p->adapted,
         .x_stride = a->x.stride,
         .y_stride = a->y.stride,
-        .n_rows = a->n_rows,
         .n_in = (int32_t)down->n_in,
         .n_out = (int32_t)a->adapter->up->n_out,
         .rank = (int32_t)down->n_out,
-        // A captured pass is replayed for any number of sequences.
-        .max_seqs = a->n_rows > GRAPH_MAX_ROWS ? p->pass->n_seqs : a->n_rows,
         .dtype = a->x.dtype,
         .y_dtype = a->y.dtype,
     };

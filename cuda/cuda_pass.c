@@ -3,13 +3,18 @@
  * on the bucket. */
 #include "cuda/cuda_pass.h"
 #include "cuda/pass_head.h"
+#include "engine/base/mem.h"
 #include "engine/base/minmax.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 /* The offsets of a pass's arrays in the metadata area. They depend only on the bucket. */
 struct meta_layout {
     size_t rows, row_seq, seqs, groups, out_rows, draws, pool, keeps, plan, plan_bytes, tree, end;
+    struct {
+        size_t rows, items;
+    } adapted, adapted_out;
 };
 
 /* The maximum number of state boundaries that a pass of n_rows rows may store as snapshots. A
@@ -29,9 +34,10 @@ static size_t place(size_t *at, size_t n_bytes)
 /* Computes the offsets of all parts. They depend only on the bucket, because a captured graph
  * contains addresses. */
 static struct meta_layout meta_layout(const struct attention_limits *attention, int32_t n_rows,
-                                      int32_t n_out, int32_t n_draws, int32_t n_pool)
+                                      int32_t n_out, int32_t n_draws, int32_t n_pool,
+                                      int32_t n_adapters)
 {
-    struct meta_layout m;
+    struct meta_layout m = {0};
     size_t at = 0;
     place(&at, sizeof(struct pass_head));
     m.rows = place(&at, (size_t)n_rows * sizeof(struct pass_row));
@@ -42,6 +48,13 @@ static struct meta_layout meta_layout(const struct attention_limits *attention, 
     m.draws = place(&at, (size_t)n_draws * sizeof(struct pass_draw));
     m.pool = place(&at, (size_t)n_pool * sizeof(struct pass_pool));
     m.keeps = place(&at, (size_t)most_keeps(n_rows) * sizeof(struct state_keep));
+    if (n_adapters > 0) {
+        const size_t size = sizeof(struct adapter_item);
+        m.adapted.rows = place(&at, (size_t)n_rows * sizeof(int32_t));
+        m.adapted.items = place(&at, (size_t)adapter_most_items(n_rows, n_adapters) * size);
+        m.adapted_out.rows = place(&at, (size_t)n_out * sizeof(int32_t));
+        m.adapted_out.items = place(&at, (size_t)adapter_most_items(n_out, n_adapters) * size);
+    }
     m.plan_bytes = attention_plan_bytes(attention, n_rows);
     m.plan = place(&at, m.plan_bytes);
     m.tree = place(&at, (size_t)n_rows * TREE_MASK_WORDS * sizeof(uint64_t));
@@ -57,10 +70,10 @@ static int32_t max_pooled(const struct backend_limits *limits)
 }
 
 size_t passes_meta_bytes(const struct attention_limits *attention,
-                         const struct backend_limits *limits, int32_t max_draws)
+                         const struct backend_limits *limits, int32_t max_draws, int32_t n_adapters)
 {
     return meta_layout(attention, limits->max_rows, limits->max_out_rows, max_draws,
-                       max_pooled(limits))
+                       max_pooled(limits), n_adapters)
         .end;
 }
 
@@ -76,7 +89,9 @@ enum status passes_open(struct passes *p, struct cuda *device, struct graphs *gr
     p->limits = *l;
     p->max_draws = max_draws;
     p->attention = attention;
-    const size_t n_bytes = passes_meta_bytes(attention, l, max_draws);
+    const size_t n_bytes = passes_meta_bytes(attention, l, max_draws, device->n_adapters);
+    p->adapter_of_row = xcalloc((size_t)l->max_rows, sizeof *p->adapter_of_row);
+    p->adapter_counts = xcalloc((size_t)device->n_adapters + 1, sizeof *p->adapter_counts);
     TRY(cuda_alloc(device, n_bytes, (void **)&p->meta));
     TRY(cuda_alloc(device, (size_t)l->max_rows * 4, (void **)&p->tokens));
     TRY(cuda_alloc(device, hidden_bytes, (void **)&p->pooled));
@@ -113,6 +128,8 @@ enum status passes_open(struct passes *p, struct cuda *device, struct graphs *gr
 void passes_close(struct passes *p)
 {
     draw_masks_close(&p->masks);
+    free(p->adapter_of_row);
+    free(p->adapter_counts);
 }
 
 /* Checks every index that the kernels use, so that none leads out of bounds. */
@@ -213,6 +230,58 @@ static void fill_padding(char *image, const struct meta_layout *m, const struct 
     }
 }
 
+/* Counts of a graph are rounded up to powers of two, so that few graphs are needed. */
+static int32_t power_of_two(int32_t n)
+{
+    int32_t p = n > 0;
+    while (p < n) {
+        p *= 2;
+    }
+    return p;
+}
+
+/* A captured pass serves others with up to as many items. */
+static struct adapter_list list_items(struct passes *ps, char *image, const int32_t *picks,
+                                      int32_t n, size_t rows, size_t items)
+{
+    struct adapter_item *to = (struct adapter_item *)(image + items);
+    struct adapter_list list = {
+        .rows = (const int32_t *)(ps->meta + rows),
+        .items = (const struct adapter_item *)(ps->meta + items),
+        .tile = n <= ADAPTER_FEW ? ADAPTER_FEW_TILE : ADAPTER_MANY_TILE,
+    };
+    const int32_t n_adapters = ps->device->n_adapters;
+    const int32_t n_items = adapter_items_make(ps->adapter_of_row, picks, n, list.tile, n_adapters,
+                                               ps->adapter_counts, (int32_t *)(image + rows), to);
+    const int32_t rounded = power_of_two(n_items), most = adapter_most_items(n, n_adapters);
+    list.n_items = n <= GRAPH_MAX_ROWS ? lesser(rounded, most) : n_items;
+    for (int32_t i = n_items; i < list.n_items; i++) {
+        to[i] = (struct adapter_item){.n_rows = 0};
+    }
+    return list;
+}
+
+/* Lists the rows with adapters. Padding among the out rows counts as row 0. */
+static void list_adapted(struct passes *ps, char *image, const struct meta_layout *m,
+                         const struct pass *p, const struct pass_shape *shape)
+{
+    ps->adapted = ps->adapted_out = (struct adapter_list){.n_items = 0};
+    if (!pass_is_adapted(p)) {
+        return;
+    }
+    int32_t *of_row = ps->adapter_of_row;
+    memset(of_row, 0, (size_t)shape->n_rows * sizeof *of_row);
+    for (int32_t s = 0; s < p->n_seqs; s++) {
+        for (int32_t i = 0; i < p->seqs[s].n_rows; i++) {
+            of_row[p->seqs[s].first_row + i] = p->seqs[s].adapter;
+        }
+    }
+    const int32_t *out_rows = (const int32_t *)(image + m->out_rows);
+    ps->adapted = list_items(ps, image, NULL, shape->n_rows, m->adapted.rows, m->adapted.items);
+    ps->adapted_out =
+        list_items(ps, image, out_rows, shape->n_out, m->adapted_out.rows, m->adapted_out.items);
+}
+
 /* Begins the pass on the device with an image of n_bytes in pinned memory. The kernel that begins
  * it copies small images itself. */
 static enum status begin_with(struct passes *ps, const char *image, size_t n_bytes)
@@ -248,8 +317,8 @@ static bool keeps_later(const struct pass *p)
 static enum status send_meta(struct passes *ps, struct lanes *lanes, const struct pass *p,
                              const struct pass_shape *shape, struct draw_result *results)
 {
-    const struct meta_layout m =
-        meta_layout(ps->attention, shape->n_rows, shape->n_out, shape->n_draws, p->n_pool);
+    const struct meta_layout m = meta_layout(ps->attention, shape->n_rows, shape->n_out,
+                                             shape->n_draws, p->n_pool, ps->device->n_adapters);
     struct cuda *be = ps->device;
     char *image = lanes_room(lanes, m.end);
     if (!image) {
@@ -271,6 +340,7 @@ static enum status send_meta(struct passes *ps, struct lanes *lanes, const struc
     copy_array(image + m.pool, p->pool, p->n_pool, sizeof *p->pool);
     copy_array(image + m.keeps, p->keeps, p->n_keeps, sizeof *p->keeps);
     fill_padding(image, &m, p, shape, ps->limits.max_lanes);
+    list_adapted(ps, image, &m, p, shape);
     size_t plan_used = 0;
     if (m.plan_bytes > 0) {
         TRY(attention_plan(ps->attention, p, shape->n_rows, image + m.plan, &plan_used));
@@ -326,16 +396,6 @@ static bool is_few(const struct pass *p, int32_t n_rows, bool deterministic)
 static int32_t at_least(int32_t n, int32_t least)
 {
     return greater(n, least);
-}
-
-/* The counts in state_work are rounded up to powers of two, so that few graphs are needed. */
-static int32_t power_of_two(int32_t n)
-{
-    int32_t p = n > 0;
-    while (p < n) {
-        p *= 2;
-    }
-    return p;
 }
 
 /* Several rows of a sequence are for the same kernel if all sequences together are few. Their
@@ -451,7 +511,7 @@ enum status passes_begin(struct passes *p, struct steps *steps, struct lanes *la
                                 .n_out = shape->n_out,
                                 .n_draws = shape->n_draws,
                                 .few = p->few,
-                                .adapted = pass_is_adapted(pass),
+                                .adapted = {p->adapted.n_items, p->adapted_out.n_items},
                                 .draws_wait = pass->draws_wait,
                                 .state = p->state_work,
                                 .hidden.n = pass->hidden.n};

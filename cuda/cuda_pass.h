@@ -4,6 +4,7 @@
 #ifndef SLUICE_CUDA_CUDA_PASS_H
 #define SLUICE_CUDA_CUDA_PASS_H
 
+#include "cuda/adapter.h"
 #include "cuda/attention.h"
 #include "cuda/cuda_device.h"
 #include "cuda/cuda_graph.h"
@@ -35,10 +36,12 @@ struct passes {
     struct pass_shape shape;
     struct attention_plan_facts plan;
     struct few_pass few;
-    struct state_work state_work;         // an upper bound for the pass's work
+    struct adapter_list adapted, adapted_out; // of the rows and of the out rows
+    struct state_work state_work;             // an upper bound for the pass's work
     int32_t n_state_slots[CUDA_MAX_SETS]; // number of slots of each state set, including the lanes;
                                           // 0: there is no such set
     int32_t state_block[CUDA_MAX_SETS];
+    int32_t *adapter_of_row, *adapter_counts; // scratch of pass_begin in host memory
 };
 
 /* `attention` is also read later, so it must stay valid. */
@@ -48,7 +51,8 @@ enum status passes_open(struct passes *p, struct cuda *device, struct graphs *gr
 void passes_close(struct passes *p); // frees host memory
 /* The bytes of the metadata of the largest pass. */
 size_t passes_meta_bytes(const struct attention_limits *attention,
-                         const struct backend_limits *limits, int32_t max_draws);
+                         const struct backend_limits *limits, int32_t max_draws,
+                         int32_t n_adapters);
 enum status passes_begin(struct passes *p, struct steps *steps, struct lanes *lanes,
                          const struct pass *pass, struct pass_shape *shape);
 /* For a pass whose draws wait: called after the forward pass and before the draws. */

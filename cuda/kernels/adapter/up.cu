@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0
+/* y += up_a sums of low-rank adapters (parts.cuh), 16 bits. A block has a tile of an item's rows,
+ * whose sums it adds up, rounds and keeps in shared memory, and one or more bands of features; a
+ * warp has 32 features of a band. The matrix goes from memory to registers. The first band's part
+ * of it, and of y, is fetched before the wait.
+ *
+ * Bound by latency for one row, by reading the matrices for many adapters, and by reading and
+ * writing y for prompts. */
+#include "cuda/kernels/adapter/parts.cuh"
+
+/* FEATURES: of a warp in a band. STEPS: of 16 ranks, whose part of the matrix is loaded together.
+ * MANY: tiles of a block, with many rows. */
+enum { FEATURES = 32, BAND = THREADS / 32 * FEATURES, STEPS = 4, MANY = 2 };
+
+/* The distance between rows of sums in shared memory: a multiple of 32 bytes, by an odd number, so
+ * that eight rows are in different banks. */
+__host__ __device__ __forceinline__ int sums_stride(int rank)
+{
+    return rank / TILE % 2 == 0 ? rank + TILE : rank;
+}
+
+/* A thread's piece of a row of y. */
+template <typename Y> struct alignas(16) y_piece {
+    Y v[8];
+
+    __device__ __forceinline__ void load(const Y *p)
+    {
+#pragma unroll
+        for (int i = 0; i < (int)sizeof(Y) / 2; i++) {
+            ((uint4 *)v)[i] = ((const uint4 *)p)[i];
+        }
+    }
+    __device__ __forceinline__ void store(Y *p) const
+    {
+#pragma unroll
+        for (int i = 0; i < (int)sizeof(Y) / 2; i++) {
+            ((uint4 *)p)[i] = ((const uint4 *)v)[i];
+        }
+    }
+};
+
+/* A warp's products of up to MT times 16 rows with 32 features. Columns of mma.sync are features in
+ * such an order that a lane gets 8 consecutive ones. */
+template <typename T, typename Y, int MT> struct up_warp {
+    const struct adapter_args &a;
+    const T *up;   // the adapter's matrix
+    Y *row[MT][2]; // the lane's rows of y; NULL: there is no such row
+    uint2 w[STEPS][4];
+    struct y_piece<Y> y[MT][2];
+    float acc[MT][4][4];
+
+    __device__ __forceinline__ void load_w(int feature, int rank)
+    {
+        const int g = (threadIdx.x & 31) / 4, q = threadIdx.x & 3;
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const int at = min(feature + g / 2 * 8 + j * 2 + g % 2, a.n_out - 1);
+            const T *from = up + (int64_t)at * a.rank + rank + q * 4;
+#pragma unroll
+            for (int s = 0; s < STEPS; s++) {
+                w[s][j] =
+                    rank + s * TILE < a.rank ? *(const uint2 *)(from + s * TILE) : make_uint2(0, 0);
+            }
+        }
+    }
+
+    __device__ __forceinline__ void load_y(int feature)
+    {
+        const int own = feature + (threadIdx.x & 3) * 8;
+#pragma unroll
+        for (int i = 0; i < 2 * MT; i++) {
+            if (row[i / 2][i % 2] && own < a.n_out) {
+                y[i / 2][i % 2].load(row[i / 2][i % 2] + own);
+            }
+        }
+    }
+
+    __device__ __forceinline__ void multiply_steps(const T *sums, int rank)
+    {
+        const int ld = sums_stride(a.rank);
+        sums += (threadIdx.x & 31) / 4 * ld + rank + (threadIdx.x & 3) * 4;
+#pragma unroll
+        for (int s = 0; s < STEPS; s++) {
+            if (rank + s * TILE < a.rank) {
+#pragma unroll
+                for (int m = 0; m < MT; m++) {
+                    const T *from = sums + m * TILE * ld + s * TILE;
+                    const uint2 low = *(const uint2 *)from, high = *(const uint2 *)(from + 8 * ld);
+                    const uint32_t rows[4] = {low.x, high.x, low.y, high.y};
+#pragma unroll
+                    for (int j = 0; j < 4; j++) {
+                        mma_16x8x16(acc[m][j], rows, w[s][j].x, w[s][j].y, T());
+                    }
+                }
+            }
+        }
+    }
+
+    /* The product for all ranks; the first steps of the matrix have been loaded. */
+    __device__ __forceinline__ void sum(const T *sums, int feature)
+    {
+#pragma unroll
+        for (int i = 0; i < MT * 16; i++) {
+            acc[i / 16][i / 4 % 4][i % 4] = 0.0f;
+        }
+        for (int rank = 0; rank < a.rank; rank += STEPS * TILE) {
+            if (rank > 0) {
+                load_w(feature, rank);
+            }
+            multiply_steps(sums, rank);
+        }
+    }
+
+    __device__ __forceinline__ void store(int feature)
+    {
+        const int own = feature + (threadIdx.x & 3) * 8;
+#pragma unroll
+        for (int i = 0; i < 2 * MT; i++) {
+            if (row[i / 2][i % 2] && own < a.n_out) {
+                struct y_piece<Y> &piece = y[i / 2][i % 2];
+#pragma unroll
+                for (int e = 0; e < 8; e++) {
+                    piece.v[e] =
+                        from_float<Y>(to_float(piece.v[e]) + acc[i / 2][e / 2][i % 2 * 2 + e % 2]);
+                }
+                piece.store(row[i / 2][i % 2] + own);
+            }
+        }
+    }
+};
+
+/* Puts the sums of rows first .. + MT * 16 of an item into shared memory, rounded; zeros for rows
+ * that do not exist. n_added: the parts to add up. */
+template <typename T, int MT>
+__device__ __forceinline__ void gather_sums(const struct adapter_args &a, int n_parts, int n_added,
+                                            const struct adapter_item &item, int first, T *to)
+{
+    const int per_row = a.rank / 4;
+    for (int i = threadIdx.x; i < MT * TILE * per_row; i += THREADS) {
+        const int row = i / per_row, rank = i % per_row * 4;
+        float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (first + row < item.n_rows) {
+            sum = add_parts(sums_at(a, n_parts, item, first + row, 0) + rank, a.rank, n_added);
+        }
+        const T four[4] = {from_float<T>(sum.x), from_float<T>(sum.y), from_float<T>(sum.z),
+                           from_float<T>(sum.w)};
+        *(uint2 *)(to + row * sums_stride(a.rank) + rank) = *(const uint2 *)four;
+    }
+}
+
+/* A block has up to MT times 16 rows of an item and n_bands bands of 32 features per warp. n_added:
+ * the parts to add up, of n_parts that there is room for. */
+template <typename T, typename Y, int MT>
+__global__ void __launch_bounds__(THREADS)
+    up_kernel(const __grid_constant__ struct adapter_args a, int n_parts, int n_added, int n_bands)
+{
+    extern __shared__ __align__(16) char smem[];
+    enum { ROWS = MT * TILE };
+    T *sums = (T *)smem;
+    const int per_item = (a.list.tile + ROWS - 1) / ROWS, first = blockIdx.y % per_item * ROWS;
+    const struct adapter_item item = a.list.items[blockIdx.y / per_item];
+    if (first >= item.n_rows) {
+        pdl_wait();
+        return;
+    }
+    int feature = (int)blockIdx.x * n_bands * BAND + (int)(threadIdx.x >> 5) * FEATURES;
+    struct up_warp<T, Y, MT> u = {
+        a, (const T *)a.up + (int64_t)(item.adapter - 1) * a.n_out *a.rank
+    };
+#pragma unroll
+    for (int i = 0; i < 2 * MT; i++) {
+        const int row = first + i * 8 + (threadIdx.x & 31) / 4;
+        u.row[i / 2][i % 2] =
+            row < item.n_rows ? (Y *)a.y + row_at(a, item, row) * a.y_stride : nullptr;
+    }
+    u.load_w(feature, 0);
+    u.load_y(feature); // complete, because the kernel before waits before it triggers
+    pdl_wait();
+    pdl_trigger();
+    gather_sums<T, MT>(a, n_parts, n_added, item, first, sums);
+    __syncthreads();
+    for (int band = 0; band < n_bands; band++) {
+        u.sum(sums, feature);
+        if (band + 1 < n_bands) {
+            u.load_w(feature + BAND, 0);
+        }
+        u.store(feature);
+        feature += BAND;
+        if (band + 1 < n_bands) {
+            u.load_y(feature);
+        }
+    }
+}
+
+/* ---- host ------------------------------------------------------------------------------------ */
+
+template <typename T, typename Y, int MT>
+static cudaError_t up(cudaStream_t stream, const struct adapter_args *a, int n_parts, int n_added)
+{
+    enum { BLOCKS_PER_SM = 4 };
+    const int n_tiles = a->list.n_items * ceil_div(a->list.tile, MT * TILE);
+    const int bands = ceil_div(a->n_out, BAND);
+    const int per_block =
+        MT == 1 ? 1 : ceil_div(bands * n_tiles, BLOCKS_PER_SM * n_multiprocessors());
+    const int smem = MT * TILE * sums_stride(a->rank) * (int)sizeof(T);
+    const auto kernel = up_kernel<T, Y, MT>;
+    const cudaError_t e =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem);
+    return e != cudaSuccess
+               ? e
+               : launch(kernel, dim3(ceil_div(bands, per_block), n_tiles), dim3(THREADS),
+                        (size_t)smem, stream, *a, n_parts, n_added, per_block);
+}
+
+template <typename T, typename Y>
+static cudaError_t up_rows(cudaStream_t stream, const struct adapter_args *a, int n_parts)
+{
+    return a->list.tile == ADAPTER_FEW_TILE ? up<T, Y, 1>(stream, a, n_parts, n_parts)
+                                            : up<T, Y, MANY>(stream, a, n_parts, 1);
+}
+
+template <typename T>
+static cudaError_t up_of(cudaStream_t stream, const struct adapter_args *a, int n_parts)
+{
+    return a->y_dtype == DT_F32 ? up_rows<T, float>(stream, a, n_parts)
+                                : up_rows<T, T>(stream, a, n_parts);
+}
+
+cudaError_t adapter_up(cudaStream_t stream, const struct adapter_args *a, int n_parts)
+{
+    return a->dtype == DT_BF16 ? up_of<bf16_t>(stream, a, n_parts)
+                               : up_of<f16_t>(stream, a, n_parts);
+}
