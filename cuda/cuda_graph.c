@@ -2,8 +2,8 @@
 /* Captured passes. The first pass with a key is launched normally (libraries load and choose their
  * kernels then), the second is captured, and later ones are replayed. The ops of a key never
  * change, because the key contains everything that determines them: the model, the counts, the
- * requested hidden states, the rows of sequences where there are few, the work of recurrent layers,
- * whether there are adapters, and whether the draws belong to the graph. */
+ * requested hidden states, the rows of sequences where there are few, the work of recurrent layers
+ * and of adapters, and whether the draws belong to the graph. */
 #include "cuda/cuda_graph.h"
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
