@@ -88,6 +88,7 @@ __global__ void __launch_bounds__(THREADS)
     const int part = blockIdx.x % n_parts, first_rank = (int)blockIdx.x / n_parts * RANKS;
     const int length = run_inputs(a, n_parts), begin = (part * RUNS + warp) * length;
     const int end = min(begin + length, a.n_in);
+    pdl_trigger(); // before the wait: up.cu reads only weights and the pass's list before its own
     const struct adapter_item item = a.list.items[blockIdx.y];
     if (item.n_rows == 0) {
         pdl_wait();
@@ -102,7 +103,6 @@ __global__ void __launch_bounds__(THREADS)
     }
     d.load_w(begin, end);
     pdl_wait();
-    pdl_trigger();
     d.sum(begin, end);
 #pragma unroll
     for (int i = 0; i < 4; i++) {

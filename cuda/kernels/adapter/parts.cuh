@@ -43,13 +43,14 @@ __device__ __forceinline__ float *sums_at(const struct adapter_args &a, int n_pa
     return a.sums + ((int64_t)(item.first + i) * n_parts + part) * a.rank;
 }
 
-/* The sum of a row's first n parts, in order, for four ranks. */
+/* The sum of a row's first n parts, in order, for four ranks; not from the L1 cache, where up.cu
+ * may have left older ones. */
 __device__ __forceinline__ float4 add_parts(const float *first, int rank, int n)
 {
-    float4 sum = *(const float4 *)first;
+    float4 sum = __ldcg((const float4 *)first);
 #pragma unroll 8
     for (int p = 1; p < n; p++) {
-        const float4 v = *(const float4 *)(first + p * rank);
+        const float4 v = __ldcg((const float4 *)(first + p * rank));
         sum.x += v.x;
         sum.y += v.y;
         sum.z += v.z;

@@ -39,17 +39,21 @@ template <typename Y> struct alignas(16) y_piece {
     }
 };
 
+/* What a thread loads for a step: its part of the matrix, and its pieces of y. */
+template <typename Y, int MT> struct up_operands {
+    uint2 w[STEPS][4];
+    struct y_piece<Y> y[MT * 2];
+};
+
 /* A warp's products of up to MT times 16 rows with 32 features. Columns of mma.sync are features in
  * such an order that a lane gets 8 consecutive ones. */
 template <typename T, typename Y, int MT> struct up_warp {
     const struct adapter_args &a;
     const T *up;   // the adapter's matrix
     Y *row[MT][2]; // the lane's rows of y; NULL: there is no such row
-    uint2 w[STEPS][4];
-    struct y_piece<Y> y[MT][2];
     float acc[MT][4][4];
 
-    __device__ __forceinline__ void load_w(int feature, int rank)
+    __device__ __forceinline__ void load_w(uint2 (&w)[STEPS][4], int feature, int rank) const
     {
         const int g = (threadIdx.x & 31) / 4, q = threadIdx.x & 3;
 #pragma unroll
@@ -64,18 +68,30 @@ template <typename T, typename Y, int MT> struct up_warp {
         }
     }
 
-    __device__ __forceinline__ void load_y(int feature)
+    __device__ __forceinline__ bool has(int i, int feature) const
     {
-        const int own = feature + (threadIdx.x & 3) * 8;
+        return row[i / 2][i % 2] && feature + (int)(threadIdx.x & 3) * 8 < a.n_out;
+    }
+
+    __device__ __forceinline__ void load_y(struct y_piece<Y> (&y)[MT * 2], int feature) const
+    {
 #pragma unroll
         for (int i = 0; i < 2 * MT; i++) {
-            if (row[i / 2][i % 2] && own < a.n_out) {
-                y[i / 2][i % 2].load(row[i / 2][i % 2] + own);
+            if (has(i, feature)) {
+                y[i].load(row[i / 2][i % 2] + feature + (threadIdx.x & 3) * 8);
             }
         }
     }
 
-    __device__ __forceinline__ void multiply_steps(const T *sums, int rank)
+    __device__ __forceinline__ void clear()
+    {
+#pragma unroll
+        for (int i = 0; i < MT * 16; i++) {
+            acc[i / 16][i / 4 % 4][i % 4] = 0.0f;
+        }
+    }
+
+    __device__ __forceinline__ void multiply(const uint2 (&w)[STEPS][4], const T *sums, int rank)
     {
         const int ld = sums_stride(a.rank);
         sums += (threadIdx.x & 31) / 4 * ld + rank + (threadIdx.x & 3) * 4;
@@ -96,34 +112,17 @@ template <typename T, typename Y, int MT> struct up_warp {
         }
     }
 
-    /* The product for all ranks; the first steps of the matrix have been loaded. */
-    __device__ __forceinline__ void sum(const T *sums, int feature)
+    __device__ __forceinline__ void store(struct y_piece<Y> (&y)[MT * 2], int feature) const
     {
-#pragma unroll
-        for (int i = 0; i < MT * 16; i++) {
-            acc[i / 16][i / 4 % 4][i % 4] = 0.0f;
-        }
-        for (int rank = 0; rank < a.rank; rank += STEPS * TILE) {
-            if (rank > 0) {
-                load_w(feature, rank);
-            }
-            multiply_steps(sums, rank);
-        }
-    }
-
-    __device__ __forceinline__ void store(int feature)
-    {
-        const int own = feature + (threadIdx.x & 3) * 8;
 #pragma unroll
         for (int i = 0; i < 2 * MT; i++) {
-            if (row[i / 2][i % 2] && own < a.n_out) {
-                struct y_piece<Y> &piece = y[i / 2][i % 2];
+            if (has(i, feature)) {
 #pragma unroll
                 for (int e = 0; e < 8; e++) {
-                    piece.v[e] =
-                        from_float<Y>(to_float(piece.v[e]) + acc[i / 2][e / 2][i % 2 * 2 + e % 2]);
+                    y[i].v[e] =
+                        from_float<Y>(to_float(y[i].v[e]) + acc[i / 2][e / 2][i % 2 * 2 + e % 2]);
                 }
-                piece.store(row[i / 2][i % 2] + own);
+                y[i].store(row[i / 2][i % 2] + feature + (threadIdx.x & 3) * 8);
             }
         }
     }
@@ -149,13 +148,14 @@ __device__ __forceinline__ void gather_sums(const struct adapter_args &a, int n_
 }
 
 /* A block has up to MT times 16 rows of an item and n_bands bands of 32 features per warp. n_added:
- * the parts to add up, of n_parts that there is room for. */
+ * the parts to add up, of n_parts that there is room for. Few rows: a first turn before the wait,
+ * with older sums, only fetches the code. */
 template <typename T, typename Y, int MT>
 __global__ void __launch_bounds__(THREADS)
     up_kernel(const __grid_constant__ struct adapter_args a, int n_parts, int n_added, int n_bands)
 {
     extern __shared__ __align__(16) char smem[];
-    enum { ROWS = MT * TILE };
+    enum { ROWS = MT * TILE, RANKS = STEPS * TILE };
     T *sums = (T *)smem;
     const int per_item = (a.list.tile + ROWS - 1) / ROWS, first = blockIdx.y % per_item * ROWS;
     const struct adapter_item item = a.list.items[blockIdx.y / per_item];
@@ -163,7 +163,6 @@ __global__ void __launch_bounds__(THREADS)
         pdl_wait();
         return;
     }
-    int feature = (int)blockIdx.x * n_bands * BAND + (int)(threadIdx.x >> 5) * FEATURES;
     struct up_warp<T, Y, MT> u = {
         a, (const T *)a.up + (int64_t)(item.adapter - 1) * a.n_out *a.rank
     };
@@ -173,22 +172,44 @@ __global__ void __launch_bounds__(THREADS)
         u.row[i / 2][i % 2] =
             row < item.n_rows ? (Y *)a.y + row_at(a, item, row) * a.y_stride : nullptr;
     }
-    u.load_w(feature, 0);
-    u.load_y(feature); // complete, because the kernel before waits before it triggers
-    pdl_wait();
-    pdl_trigger();
-    gather_sums<T, MT>(a, n_parts, n_added, item, first, sums);
-    __syncthreads();
-    for (int band = 0; band < n_bands; band++) {
-        u.sum(sums, feature);
-        if (band + 1 < n_bands) {
-            u.load_w(feature + BAND, 0);
+    int feature = (int)blockIdx.x * n_bands * BAND + (int)(threadIdx.x >> 5) * FEATURES;
+    const int end = feature + n_bands * BAND;
+    struct up_operands<Y, MT> now, next;
+    u.load_w(now.w, feature, 0);
+#pragma unroll 1
+    for (int turn = MT > 1; turn < 2; turn++) {
+        if (turn == 1) {
+            pdl_wait();
+            pdl_trigger();
+            u.load_y(now.y, feature);
         }
-        u.store(feature);
-        feature += BAND;
-        if (band + 1 < n_bands) {
-            u.load_y(feature);
+        gather_sums<T, MT>(a, n_parts, n_added, item, first, sums);
+        __syncthreads();
+        u.clear();
+        for (int rank = 0; feature < end;) {
+            const bool is_last = rank + RANKS >= a.rank;
+            const int next_rank = is_last ? 0 : rank + RANKS;
+            const int next_feature = is_last ? feature + BAND : feature;
+            next = now;
+            if (turn == 1 && next_feature < end) {
+                u.load_w(next.w, next_feature, next_rank);
+                if (is_last) {
+                    u.load_y(next.y, next_feature);
+                }
+            }
+            u.multiply(now.w, sums, rank);
+            if (turn == 0) {
+                break;
+            }
+            if (is_last) {
+                u.store(now.y, feature);
+                u.clear();
+            }
+            now = next;
+            rank = next_rank;
+            feature = next_feature;
         }
+        __syncthreads();
     }
 }
 
@@ -197,11 +218,9 @@ __global__ void __launch_bounds__(THREADS)
 template <typename T, typename Y, int MT>
 static cudaError_t up(cudaStream_t stream, const struct adapter_args *a, int n_parts, int n_added)
 {
-    enum { BLOCKS_PER_SM = 4 };
+    const int most_blocks = (MT == 1 ? 4 : 3) * n_multiprocessors(); // that run at the same time
     const int n_tiles = a->list.n_items * ceil_div(a->list.tile, MT * TILE);
-    const int bands = ceil_div(a->n_out, BAND);
-    const int per_block =
-        MT == 1 ? 1 : ceil_div(bands * n_tiles, BLOCKS_PER_SM * n_multiprocessors());
+    const int bands = ceil_div(a->n_out, BAND), per_block = ceil_div(bands * n_tiles, most_blocks);
     const int smem = MT * TILE * sums_stride(a->rank) * (int)sizeof(T);
     const auto kernel = up_kernel<T, Y, MT>;
     const cudaError_t e =
