@@ -263,7 +263,12 @@ __global__ void __launch_bounds__(THREADS)
     const int i = (blockIdx.y * THREADS + threadIdx.x) * 4, row = i / a.rank;
     if (row < item.n_rows) {
         float *first = sums_at(a, n_parts, item, row, 0) + i % a.rank;
-        *(float4 *)first = add_parts(first, a.rank, n_parts);
+        float4 sum = *(const float4 *)first;
+#pragma unroll 8
+        for (int p = 1; p < n_parts; p++) {
+            add_part(sum, *(const float4 *)(first + p * a.rank));
+        }
+        *(float4 *)first = sum;
     }
 }
 

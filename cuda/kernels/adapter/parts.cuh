@@ -43,20 +43,13 @@ __device__ __forceinline__ float *sums_at(const struct adapter_args &a, int n_pa
     return a.sums + ((int64_t)(item.first + i) * n_parts + part) * a.rank;
 }
 
-/* The sum of a row's first n parts, in order, for four ranks; not from the L1 cache, where up.cu
- * may have left older ones. */
-__device__ __forceinline__ float4 add_parts(const float *first, int rank, int n)
+/* Adds four ranks of another part. */
+__device__ __forceinline__ void add_part(float4 &sum, const float4 &v)
 {
-    float4 sum = __ldcg((const float4 *)first);
-#pragma unroll 8
-    for (int p = 1; p < n; p++) {
-        const float4 v = __ldcg((const float4 *)(first + p * rank));
-        sum.x += v.x;
-        sum.y += v.y;
-        sum.z += v.z;
-        sum.w += v.w;
-    }
-    return sum;
+    sum.x += v.x;
+    sum.y += v.y;
+    sum.z += v.z;
+    sum.w += v.w;
 }
 
 static inline int ceil_div(int n, int by)

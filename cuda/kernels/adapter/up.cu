@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* y += up_a sums of low-rank adapters (parts.cuh), 16 bits. A block has a tile of an item's rows,
  * whose sums it adds up, rounds and keeps in shared memory, and one or more bands of features; a
- * warp has 32 features of a band. The matrix goes from memory to registers. The first band's part
- * of it, and of y, is fetched before the wait.
+ * warp has 32 features of a band. The matrix goes from memory to registers, a band ahead of its
+ * use. The first part of it is fetched before the wait.
  *
  * Bound by latency for one row, by reading the matrices for many adapters, and by reading and
  * writing y for prompts. */
@@ -129,27 +129,47 @@ template <typename T, typename Y, int MT> struct up_warp {
 };
 
 /* Puts the sums of rows first .. + MT * 16 of an item into shared memory, rounded; zeros for rows
- * that do not exist. n_added: the parts to add up. */
+ * that do not exist. n_added: the parts to add up. A thread has two pieces of four ranks at a time,
+ * so that more loads are under way. */
 template <typename T, int MT>
 __device__ __forceinline__ void gather_sums(const struct adapter_args &a, int n_parts, int n_added,
                                             const struct adapter_item &item, int first, T *to)
 {
-    const int per_row = a.rank / 4;
-    for (int i = threadIdx.x; i < MT * TILE * per_row; i += THREADS) {
-        const int row = i / per_row, rank = i % per_row * 4;
-        float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        if (first + row < item.n_rows) {
-            sum = add_parts(sums_at(a, n_parts, item, first + row, 0) + rank, a.rank, n_added);
+    const int per_row = a.rank / 4, n = MT * TILE * per_row;
+    for (int at = threadIdx.x; at < n; at += 2 * THREADS) {
+        const float *from[2];
+        float4 sum[2];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int row = first + (at + i * THREADS) / per_row;
+            from[i] = at + i * THREADS < n && row < item.n_rows
+                          ? sums_at(a, n_parts, item, row, 0) + (at + i * THREADS) % per_row * 4
+                          : nullptr;
+            sum[i] = from[i] ? *(const float4 *)from[i] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         }
-        const T four[4] = {from_float<T>(sum.x), from_float<T>(sum.y), from_float<T>(sum.z),
-                           from_float<T>(sum.w)};
-        *(uint2 *)(to + row * sums_stride(a.rank) + rank) = *(const uint2 *)four;
+#pragma unroll 4
+        for (int p = 1; p < n_added; p++) {
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                if (from[i]) {
+                    add_part(sum[i], *(const float4 *)(from[i] + p * a.rank));
+                }
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int row = (at + i * THREADS) / per_row, rank = (at + i * THREADS) % per_row * 4;
+            const T four[4] = {from_float<T>(sum[i].x), from_float<T>(sum[i].y),
+                               from_float<T>(sum[i].z), from_float<T>(sum[i].w)};
+            if (at + i * THREADS < n) {
+                *(uint2 *)(to + row * sums_stride(a.rank) + rank) = *(const uint2 *)four;
+            }
+        }
     }
 }
 
 /* A block has up to MT times 16 rows of an item and n_bands bands of 32 features per warp. n_added:
- * the parts to add up, of n_parts that there is room for. Few rows: a first turn before the wait,
- * with older sums, only fetches the code. */
+ * the parts to add up, of n_parts that there is room for. */
 template <typename T, typename Y, int MT>
 __global__ void __launch_bounds__(THREADS)
     up_kernel(const __grid_constant__ struct adapter_args a, int n_parts, int n_added, int n_bands)
@@ -166,50 +186,41 @@ __global__ void __launch_bounds__(THREADS)
     struct up_warp<T, Y, MT> u = {
         a, (const T *)a.up + (int64_t)(item.adapter - 1) * a.n_out *a.rank
     };
+    int feature = (int)blockIdx.x * n_bands * BAND + (int)(threadIdx.x >> 5) * FEATURES;
+    const int end = feature + n_bands * BAND;
+    struct up_operands<Y, MT> now, next;
+    u.load_w(now.w, feature, 0);
 #pragma unroll
     for (int i = 0; i < 2 * MT; i++) {
         const int row = first + i * 8 + (threadIdx.x & 31) / 4;
         u.row[i / 2][i % 2] =
             row < item.n_rows ? (Y *)a.y + row_at(a, item, row) * a.y_stride : nullptr;
     }
-    int feature = (int)blockIdx.x * n_bands * BAND + (int)(threadIdx.x >> 5) * FEATURES;
-    const int end = feature + n_bands * BAND;
-    struct up_operands<Y, MT> now, next;
-    u.load_w(now.w, feature, 0);
-#pragma unroll 1
-    for (int turn = MT > 1; turn < 2; turn++) {
-        if (turn == 1) {
-            pdl_wait();
-            pdl_trigger();
-            u.load_y(now.y, feature);
-        }
-        gather_sums<T, MT>(a, n_parts, n_added, item, first, sums);
-        __syncthreads();
-        u.clear();
-        for (int rank = 0; feature < end;) {
-            const bool is_last = rank + RANKS >= a.rank;
-            const int next_rank = is_last ? 0 : rank + RANKS;
-            const int next_feature = is_last ? feature + BAND : feature;
-            next = now;
-            if (turn == 1 && next_feature < end) {
-                u.load_w(next.w, next_feature, next_rank);
-                if (is_last) {
-                    u.load_y(next.y, next_feature);
-                }
-            }
-            u.multiply(now.w, sums, rank);
-            if (turn == 0) {
-                break;
-            }
+    pdl_wait();
+    pdl_trigger();
+    u.load_y(now.y, feature);
+    gather_sums<T, MT>(a, n_parts, n_added, item, first, sums);
+    __syncthreads();
+    u.clear();
+    for (int rank = 0; feature < end;) {
+        const bool is_last = rank + RANKS >= a.rank;
+        const int next_rank = is_last ? 0 : rank + RANKS;
+        const int next_feature = is_last ? feature + BAND : feature;
+        next = now;
+        if (next_feature < end) {
+            u.load_w(next.w, next_feature, next_rank);
             if (is_last) {
-                u.store(now.y, feature);
-                u.clear();
+                u.load_y(next.y, next_feature);
             }
-            now = next;
-            rank = next_rank;
-            feature = next_feature;
         }
-        __syncthreads();
+        u.multiply(now.w, sums, rank);
+        if (is_last) {
+            u.store(now.y, feature);
+            u.clear();
+        }
+        now = next;
+        rank = next_rank;
+        feature = next_feature;
     }
 }
 
@@ -218,9 +229,11 @@ __global__ void __launch_bounds__(THREADS)
 template <typename T, typename Y, int MT>
 static cudaError_t up(cudaStream_t stream, const struct adapter_args *a, int n_parts, int n_added)
 {
-    const int most_blocks = (MT == 1 ? 4 : 3) * n_multiprocessors(); // that run at the same time
+    /* Few rows: as many blocks as run at the same time; otherwise four times as many. */
+    const int n_blocks = (MT == 1 ? 4 : 12) * n_multiprocessors();
     const int n_tiles = a->list.n_items * ceil_div(a->list.tile, MT * TILE);
-    const int bands = ceil_div(a->n_out, BAND), per_block = ceil_div(bands * n_tiles, most_blocks);
+    const int bands = ceil_div(a->n_out, BAND), most = ceil_div(bands * n_tiles, n_blocks);
+    const int per_block = ceil_div(bands, ceil_div(bands, most)); // blocks have equal shares
     const int smem = MT * TILE * sums_stride(a->rank) * (int)sizeof(T);
     const auto kernel = up_kernel<T, Y, MT>;
     const cudaError_t e =
