@@ -5,7 +5,7 @@
 #ifndef SLUICE_CUDA_ADAPTER_H
 #define SLUICE_CUDA_ADAPTER_H
 
-#include "engine/device/backend.h"
+#include "engine/device/ops.h"
 
 #include <cuda_runtime_api.h>
 
@@ -17,7 +17,7 @@ extern "C" {
  * ADAPTER_FEW_TILE rows. */
 enum {
     ADAPTER_RANK_STEP = 16,
-    ADAPTER_MAX_RANK = 1024,
+    ADAPTER_MAX_RANKS = 2048, // of all modules of a weight
     ADAPTER_FEW = 256,
     ADAPTER_FEW_TILE = 16,
     ADAPTER_MANY_TILE = 64
@@ -50,32 +50,36 @@ int32_t adapter_items_make(const int32_t *of_row, const int32_t *picks, int32_t 
                            int32_t n_adapters, int32_t *counts, int32_t *rows,
                            struct adapter_item *items);
 
-/* y[row] += up_a (down_a x[row]) for each row of the list, where a is its adapter. */
+/* What struct adapter_pair says, for each row of the list. */
 struct adapter_args {
-    const void *x, *down, *up; // [n_rows, n_in], [adapters, rank, n_in], [adapters, n_out, rank]
-    void *y;                   // [n_rows, n_out]
-    float *sums;               // room for n_rows * adapter_sums(n_in, rank)
+    // [n_rows, n_in], [adapters, ranks, n_in], [adapters, n_out, rank]
+    const void *x, *down, *up;
+    void *y;     // [n_rows, n_out]
+    float *sums; // room for n_rows * adapter_sums(n_in, ranks)
     struct adapter_list list;
     int64_t x_stride, y_stride; // in elements
-    int32_t n_in, n_out, rank;
+    int32_t n_in, n_out;
+    int32_t ranks, rank; // of all modules; of one
+    int32_t n_runs;
+    int32_t first_out[MAX_ADAPTER_RUNS], first_rank[MAX_ADAPTER_RUNS]; // of each run
     enum dtype dtype, y_dtype;
 };
 
 /* down_a x is computed in parts, each of a range of inputs. Their number depends only on the
  * weight, so a row's bits do not depend on the number of rows. With more parts a single row keeps
  * more multiprocessors busy; with fewer there is less to add up. */
-static inline int32_t adapter_parts(int32_t n_in, int32_t rank)
+static inline int32_t adapter_parts(int32_t n_in, int32_t ranks)
 {
     enum { MOST = 32, LEAST_INPUTS = 512, MOST_SUMS = 768 };
-    const int32_t most = rank * MOST < MOST_SUMS ? MOST : MOST_SUMS / rank;
+    const int32_t most = ranks * MOST < MOST_SUMS ? MOST : MOST_SUMS / ranks;
     const int32_t n = n_in / LEAST_INPUTS < most ? n_in / LEAST_INPUTS : most;
     return n > 1 ? n : 1;
 }
 
 /* The sums that are stored for each row. */
-static inline int32_t adapter_sums(int32_t n_in, int32_t rank)
+static inline int32_t adapter_sums(int32_t n_in, int32_t ranks)
 {
-    return adapter_parts(n_in, rank) * rank;
+    return adapter_parts(n_in, ranks) * ranks;
 }
 
 cudaError_t k_adapter(cudaStream_t stream, const struct adapter_args *a);

@@ -229,13 +229,13 @@ static enum status open_coded(struct cuda *be, const struct weight_desc *d, stru
     return st;
 }
 
-/* Matrices of up to ADAPTER_MAX_RANK outputs may be the first of their pair. */
+/* Matrices of up to ADAPTER_MAX_RANKS outputs may be the first of their pair. */
 static void note_adapters(struct cuda *be, const struct weight *w)
 {
     if (be->n_adapters == 0 || w->n_experts < be->n_adapters) {
         be->n_adapters = w->n_experts;
     }
-    if (w->n_out <= ADAPTER_MAX_RANK) {
+    if (w->n_out <= ADAPTER_MAX_RANKS) {
         const int32_t n = adapter_sums((int32_t)w->n_in, (int32_t)w->n_out);
         be->max_adapter_sums = greater(n, be->max_adapter_sums);
     }

@@ -44,10 +44,15 @@ enum status bench_make_adapters(struct bench *b, struct err *err)
 {
     for (int32_t i = 0; i < BENCH_ADAPTED * BENCH_RANKS * COPIES; i++) {
         const int32_t p = i / COPIES / BENCH_RANKS, r = i / COPIES % BENCH_RANKS;
-        const int32_t rank = ranks[r] * products[p].n_parts;
+        const int32_t n = products[p].n_parts;
         struct adapter_pair *pair = &b->adapters[p][r][i % COPIES];
-        TRY(make(b, rank, products[p].n_in, &pair->down, err));
-        TRY(make(b, products[p].n_out, rank, &pair->up, err));
+        TRY(make(b, ranks[r] * n, products[p].n_in, &pair->down, err));
+        TRY(make(b, products[p].n_out, ranks[r], &pair->up, err));
+        for (pair->n_runs = 0; pair->n_runs < n; pair->n_runs++) {
+            struct adapter_run *run = &pair->runs[pair->n_runs];
+            run->first_out = products[p].n_out / n * pair->n_runs;
+            run->first_rank = ranks[r] * pair->n_runs;
+        }
     }
     return OK;
 }

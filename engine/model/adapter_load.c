@@ -12,8 +12,9 @@
 #include <string.h>
 
 enum {
-    MAX_MODULES = 8, // of one weight
-    RANK_UNIT = 16,  // ranks are padded to a multiple of this
+    MAX_MODULES = 8,  // of one weight
+    RANK_UNIT = 16,   // ranks are padded to a multiple of this
+    MAX_RANKS = 2048, // of all modules of one weight; chosen, above what is published
 };
 
 /* The modules of a weight, and the largest rank that one of them has in an adapter. */
@@ -189,6 +190,12 @@ enum status load_adapters(struct loader *l, const struct stack *s, const struct 
     const struct pair_plan plan = plan_of(l, s, pieces);
     if (plan.rank == 0) {
         return OK;
+    }
+    if (plan.n * plan.rank > MAX_RANKS) {
+        return err_set(l->err, ERR_UNSUPPORTED,
+                       "adapters of rank %lld are too large for %.160s, which is stored together "
+                       "with %d other layers",
+                       (long long)plan.rank, adapters_tail(pieces[0].base), plan.n - 1);
     }
     const size_t down_floats = (size_t)(plan.n * plan.rank * s->n_cols);
     const size_t up_floats = (size_t)(n_out * plan.rank);

@@ -11,6 +11,7 @@ enum { MOST_ROWS = 320, N_LANES = 8 };
 struct adapters {
     struct pair p;
     int32_t n, n_in, n_out, rank, x_stride, y_stride;
+    int32_t n_modules; // 0: one
     enum dtype y_dtype;
     float *down, *up;
     struct weight *w;
@@ -55,18 +56,50 @@ static float *random_array(struct adapters *a, int64_t n, float scale)
     return v;
 }
 
+static int32_t ranks_of(const struct adapters *a)
+{
+    return a->rank * (a->n_modules > 0 ? a->n_modules : 1);
+}
+
+/* Several modules have runs whose borders are no multiples of anything; the first one has two. */
+static void make_runs(struct adapters *a)
+{
+    struct adapter_pair *p = &a->pair;
+    p->n_runs = 1;
+    p->runs[0].first_out = p->runs[0].first_rank = 0;
+    for (int32_t i = 1; i < a->n_modules; i++) {
+        p->runs[i].first_out = a->n_out / 2 + 3 + 9 * (i - 1);
+        p->runs[i].first_rank = (a->n_modules - i) * a->rank;
+        p->n_runs++;
+    }
+    if (a->n_modules > 1) {
+        p->runs[p->n_runs].first_out = a->n_out - 5;
+        p->runs[p->n_runs++].first_rank = 0;
+    }
+}
+
+static int32_t first_rank(const struct adapters *a, int32_t feature)
+{
+    int32_t run = 0;
+    while (run + 1 < a->pair.n_runs && feature >= a->pair.runs[run + 1].first_out) {
+        run++;
+    }
+    return a->pair.runs[run].first_rank;
+}
+
 static bool adapters_open(struct adapters *a, enum dtype dtype)
 {
     if (!pair_open(&a->p, dtype, false, NULL)) {
         return false;
     }
     float *w = xcalloc((size_t)a->n_out * (size_t)a->n_in, sizeof *w);
-    a->down = random_array(a, (int64_t)a->n * a->rank * a->n_in, 1.0f / sqrtf((float)a->n_in));
+    a->down = random_array(a, (int64_t)a->n * ranks_of(a) * a->n_in, 1.0f / sqrtf((float)a->n_in));
     a->up = random_array(a, (int64_t)a->n * a->n_out * a->rank, 1.0f / sqrtf((float)a->rank));
     a->w = open_weight(a, WEIGHT_LINEAR, w, 1, a->n_out, a->n_in);
-    a->pair.down = open_weight(a, WEIGHT_ADAPTER, a->down, a->n, a->rank, a->n_in);
+    a->pair.down = open_weight(a, WEIGHT_ADAPTER, a->down, a->n, ranks_of(a), a->n_in);
     a->pair.up = open_weight(a, WEIGHT_ADAPTER, a->up, a->n, a->n_out, a->rank);
     free(w);
+    make_runs(a);
     a->p.limits = pair_limits();
     a->p.limits.max_out_rows = MOST_ROWS;
     a->p.limits.max_lanes = N_LANES;
@@ -180,17 +213,17 @@ static const float *matrix(const float *all, int32_t adapter, int64_t n)
 /* What the row should be, in double precision. */
 static void reference(const struct adapters *a, const float *x, int32_t adapter, double *y)
 {
-    const float *down = matrix(a->down, adapter, (int64_t)a->rank * a->n_in);
+    const float *down = matrix(a->down, adapter, (int64_t)ranks_of(a) * a->n_in);
     const float *up = matrix(a->up, adapter, (int64_t)a->n_out * a->rank);
-    double *sums = xcalloc((size_t)a->rank, sizeof *sums);
-    for (int32_t r = 0; r < a->rank; r++) {
+    double *sums = xcalloc((size_t)ranks_of(a), sizeof *sums);
+    for (int32_t r = 0; r < ranks_of(a); r++) {
         for (int32_t k = 0; k < a->n_in; k++) {
             sums[r] += (double)down[(int64_t)r * a->n_in + k] * (double)x[k];
         }
     }
     for (int32_t o = 0; o < a->n_out; o++) {
         for (int32_t r = 0; r < a->rank; r++) {
-            y[o] += (double)up[(int64_t)o * a->rank + r] * sums[r];
+            y[o] += (double)up[(int64_t)o * a->rank + r] * sums[first_rank(a, o) + r];
         }
     }
     free(sums);
@@ -282,6 +315,27 @@ TEST(adapters_match_sums_in_double_precision)
         {.n = 2, .n_in = 64, .n_out = 72, .rank = 1024, .x_stride = 64, .y_stride = 72},
         {.n = 1, .n_in = 40, .n_out = 8, .rank = 32, .x_stride = 40, .y_stride = 8},
         {.n = 3, .n_in = 1101, .n_out = 77, .rank = 32, .x_stride = 1103, .y_stride = 79},
+        {.n = 3,
+         .n_in = 1101,
+         .n_out = 77,
+         .rank = 32,
+         .x_stride = 1103,
+         .y_stride = 79,
+         .n_modules = 3},
+        {.n = 4,
+         .n_in = 512,
+         .n_out = 328,
+         .rank = 16,
+         .x_stride = 512,
+         .y_stride = 328,
+         .n_modules = 2},
+        {.n = 2,
+         .n_in = 520,
+         .n_out = 200,
+         .rank = 80,
+         .x_stride = 520,
+         .y_stride = 200,
+         .n_modules = 6},
         {.n = 3, .n_in = 100, .n_out = 300, .rank = 16, .x_stride = 100, .y_stride = 300},
         {.n = 3, .n_in = 96, .n_out = 104, .rank = 16, .x_stride = 101, .y_stride = 104},
     };
@@ -343,6 +397,13 @@ TEST(a_row_has_the_same_bits_alone_and_among_others)
         {.n = 7, .n_in = 4096, .n_out = 512, .rank = 48, .x_stride = 4096, .y_stride = 512},
         {.n = 40, .n_in = 1544, .n_out = 160, .rank = 16, .x_stride = 1552, .y_stride = 168},
         {.n = 2, .n_in = 2048, .n_out = 96, .rank = 192, .x_stride = 2048, .y_stride = 96},
+        {.n = 3,
+         .n_in = 768,
+         .n_out = 264,
+         .rank = 80,
+         .x_stride = 768,
+         .y_stride = 264,
+         .n_modules = 3},
         {.n = 3, .n_in = 1027, .n_out = 99, .rank = 32, .x_stride = 1027, .y_stride = 99},
     };
     for (int32_t d = 0; d < COUNT(pair_dtypes); d++) {
@@ -419,9 +480,14 @@ TEST(unknown_adapters_and_other_sizes_are_refused)
     t.seqs[0].adapter = a.n;
     CHECK_EQ(be->ops->pass_begin(be, &t.pass, &shape), OK);
     struct pair_tensor x = tensor_make(&a.p, 2, 64, DT_BF16), y = tensor_make(&a.p, 2, 32, DT_BF16);
-    const struct adapter_pair swapped = {a.pair.up, a.pair.down};
+    struct adapter_pair swapped = a.pair, beyond = a.pair;
+    swapped.up = a.pair.down;
+    swapped.down = a.pair.up;
+    beyond.runs[0].first_rank = 16;
     struct linear_args l = {
         .weight = a.w, .x = x.t[GPU], .y = y.t[GPU], .n_rows = 1, .adapter = &swapped};
+    CHECK_EQ(be->ops->linear_adapter(be, &l), ERR_INVALID);
+    l.adapter = &beyond;
     CHECK_EQ(be->ops->linear_adapter(be, &l), ERR_INVALID);
     l.adapter = NULL;
     CHECK_EQ(be->ops->linear_adapter(be, &l), ERR_INVALID);

@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(THREADS)
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         const int row = i * 8 + g, rank = first_rank + i * 8 + g;
-        d.down[i] = (const T *)a.down + ((int64_t)(item.adapter - 1) * a.rank + rank) * a.n_in;
+        d.down[i] = (const T *)a.down + ((int64_t)(item.adapter - 1) * a.ranks + rank) * a.n_in;
         d.x[i] = row < item.n_rows ? (const T *)a.x + row_at(a, item, row) * a.x_stride : nullptr;
     }
     d.load_w(begin, end);
@@ -148,9 +148,9 @@ template <typename T, int NT> struct down_block {
             const int row = (threadIdx.x >> 3) + i * TILE;
             const int rank = first_rank + row - ADAPTER_MANY_TILE;
             from[i] = nullptr;
-            if (row >= ADAPTER_MANY_TILE && rank < a.rank) {
+            if (row >= ADAPTER_MANY_TILE && rank < a.ranks) {
                 from[i] =
-                    (const T *)a.down + ((int64_t)(item.adapter - 1) * a.rank + rank) * a.n_in;
+                    (const T *)a.down + ((int64_t)(item.adapter - 1) * a.ranks + rank) * a.n_in;
             } else if (row < item.n_rows) { // of x
                 from[i] = (const T *)a.x + row_at(a, item, row) * a.x_stride;
             }
@@ -202,7 +202,7 @@ template <typename T, int NT> struct down_block {
         for (int i = 0; i < NT * 2; i++) {
             const int row = first_row + i % 2 * 8 + (threadIdx.x & 31) / 4;
             const int rank = first_rank + i / 2 * 8 + (threadIdx.x & 3) * 2;
-            if (row < item.n_rows && rank < a.rank) {
+            if (row < item.n_rows && rank < a.ranks) {
                 *(float2 *)(sums_at(a, n_parts, item, row, part) + rank) =
                     make_float2(sum[i / 2][i % 2 * 2], sum[i / 2][i % 2 * 2 + 1]);
             }
@@ -260,13 +260,13 @@ __global__ void __launch_bounds__(THREADS)
     const struct adapter_item item = a.list.items[blockIdx.x];
     pdl_wait();
     pdl_trigger();
-    const int i = (blockIdx.y * THREADS + threadIdx.x) * 4, row = i / a.rank;
+    const int i = (blockIdx.y * THREADS + threadIdx.x) * 4, row = i / a.ranks;
     if (row < item.n_rows) {
-        float *first = sums_at(a, n_parts, item, row, 0) + i % a.rank;
+        float *first = sums_at(a, n_parts, item, row, 0) + i % a.ranks;
         float4 sum = *(const float4 *)first;
 #pragma unroll 8
         for (int p = 1; p < n_parts; p++) {
-            add_part(sum, *(const float4 *)(first + p * a.rank));
+            add_part(sum, *(const float4 *)(first + p * a.ranks));
         }
         *(float4 *)first = sum;
     }
@@ -277,7 +277,7 @@ __global__ void __launch_bounds__(THREADS)
 template <typename T>
 static cudaError_t down_few(cudaStream_t stream, const struct adapter_args *a, int n_parts)
 {
-    const dim3 grid(a->rank / RANKS * n_parts, a->list.n_items);
+    const dim3 grid(a->ranks / RANKS * n_parts, a->list.n_items);
     const bool is_short = run_inputs(*a, n_parts) <= 4 * CHUNK;
     return launch(is_short ? down_few_kernel<T, 4> : down_few_kernel<T, 8>, grid, dim3(THREADS), 0,
                   stream, *a, n_parts);
@@ -288,7 +288,7 @@ static cudaError_t down_many(cudaStream_t stream, const struct adapter_args *a, 
 {
     const auto kernel = down_many_kernel<T, NT>;
     const int smem = down_ring<NT>::BYTES;
-    const dim3 grid(ceil_div(a->rank, NT * 8) * n_parts, a->list.n_items);
+    const dim3 grid(ceil_div(a->ranks, NT * 8) * n_parts, a->list.n_items);
     const cudaError_t e =
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem);
     return e != cudaSuccess
@@ -298,7 +298,7 @@ static cudaError_t down_many(cudaStream_t stream, const struct adapter_args *a, 
 
 static cudaError_t join(cudaStream_t stream, const struct adapter_args *a, int n_parts)
 {
-    const dim3 grid(a->list.n_items, ceil_div(a->list.tile * a->rank / 4, THREADS));
+    const dim3 grid(a->list.n_items, ceil_div(a->list.tile * a->ranks / 4, THREADS));
     return launch(join_kernel, grid, dim3(THREADS), 0, stream, *a, n_parts);
 }
 
@@ -309,7 +309,7 @@ static cudaError_t down(cudaStream_t stream, const struct adapter_args *a, int n
         return down_few<T>(stream, a, n_parts);
     }
     const cudaError_t e =
-        a->rank <= 16 ? down_many<T, 2>(stream, a, n_parts) : down_many<T, 8>(stream, a, n_parts);
+        a->ranks <= 16 ? down_many<T, 2>(stream, a, n_parts) : down_many<T, 8>(stream, a, n_parts);
     return e != cudaSuccess || n_parts == 1 ? e : join(stream, a, n_parts);
 }
 

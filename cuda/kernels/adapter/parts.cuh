@@ -40,7 +40,22 @@ __host__ __device__ __forceinline__ int run_inputs(const struct adapter_args &a,
 __device__ __forceinline__ float *sums_at(const struct adapter_args &a, int n_parts,
                                           const struct adapter_item &item, int i, int part)
 {
-    return a.sums + ((int64_t)(item.first + i) * n_parts + part) * a.rank;
+    return a.sums + ((int64_t)(item.first + i) * n_parts + part) * a.ranks;
+}
+
+/* The run of a feature, and where it ends. */
+__device__ __forceinline__ int run_of(const struct adapter_args &a, int feature)
+{
+    int run = 0;
+    while (run + 1 < a.n_runs && feature >= a.first_out[run + 1]) {
+        run++;
+    }
+    return run;
+}
+
+__device__ __forceinline__ int run_end(const struct adapter_args &a, int run)
+{
+    return run + 1 < a.n_runs ? a.first_out[run + 1] : a.n_out;
 }
 
 /* Adds four ranks of another part. */

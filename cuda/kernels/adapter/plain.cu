@@ -19,8 +19,8 @@ __global__ void __launch_bounds__(THREADS)
         return;
     }
     const T *x = (const T *)a.x + row_at(a, item, i) * a.x_stride;
-    const T *down = (const T *)a.down + (int64_t)(item.adapter - 1) * a.rank * a.n_in;
-    for (int rank = threadIdx.x >> 5; rank < a.rank; rank += THREADS / 32) {
+    const T *down = (const T *)a.down + (int64_t)(item.adapter - 1) * a.ranks * a.n_in;
+    for (int rank = threadIdx.x >> 5; rank < a.ranks; rank += THREADS / 32) {
         float sum = 0.0f;
         for (int k = part * length + lane; k < end; k += 32) {
             sum = fmaf(to_float(down[(int64_t)rank * a.n_in + k]), to_float(x[k]), sum);
@@ -39,7 +39,7 @@ template <typename T, typename Y>
 __global__ void __launch_bounds__(THREADS)
     up_plain_kernel(const __grid_constant__ struct adapter_args a, int n_parts)
 {
-    __shared__ float sums[ADAPTER_MAX_RANK];
+    __shared__ float sums[ADAPTER_MAX_RANKS];
     const int i = blockIdx.x % a.list.tile, lane = threadIdx.x & 3;
     const int first = blockIdx.y * PLAIN_FEATURES;
     const struct adapter_item item = a.list.items[blockIdx.x / a.list.tile];
@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(THREADS)
     if (i >= item.n_rows) {
         return;
     }
-    for (int rank = threadIdx.x; rank < a.rank; rank += THREADS) {
+    for (int rank = threadIdx.x; rank < a.ranks; rank += THREADS) {
         float sum = 0.0f;
         for (int p = 0; p < n_parts; p++) {
             sum += sums_at(a, n_parts, item, i, p)[rank];
@@ -60,9 +60,10 @@ __global__ void __launch_bounds__(THREADS)
     for (int f = threadIdx.x >> 2; f < PLAIN_FEATURES; f += THREADS / 4) {
         const int feature = min(first + f, a.n_out - 1);
         const T *up = (const T *)a.up + ((int64_t)(item.adapter - 1) * a.n_out + feature) * a.rank;
+        const float *own = sums + a.first_rank[run_of(a, feature)];
         float sum = 0.0f;
         for (int rank = lane; rank < a.rank; rank += 4) {
-            sum = fmaf(to_float(up[rank]), sums[rank], sum);
+            sum = fmaf(to_float(up[rank]), own[rank], sum);
         }
         sum += __shfl_xor_sync(0xffffffffu, sum, 1);
         sum += __shfl_xor_sync(0xffffffffu, sum, 2);
@@ -88,7 +89,7 @@ static cudaError_t adapter_plain(cudaStream_t stream, const struct adapter_args 
 
 extern "C" cudaError_t k_adapter(cudaStream_t stream, const struct adapter_args *a)
 {
-    const int n_parts = adapter_parts(a->n_in, a->rank);
+    const int n_parts = adapter_parts(a->n_in, a->ranks);
     const size_t element = dtype_bytes(a->dtype), y_element = dtype_bytes(a->y_dtype);
     if (a->list.n_items == 0) {
         return cudaSuccess;

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /* y += up_a sums of low-rank adapters (parts.cuh), 16 bits. A block has a tile of an item's rows,
  * whose sums it adds up, rounds and keeps in shared memory, and one or more bands of features; a
- * warp has 32 features of a band. The matrix goes from memory to registers, a band ahead of its
- * use. The first part of it is fetched before the wait.
+ * warp has 32 features of a band, which usually belong to one run; where they belong to several,
+ * it multiplies with the ranks of each. The matrix goes from memory to registers, a band ahead of
+ * its use. The first part of it is fetched before the wait.
  *
  * Bound by latency for one row, by reading the matrices for many adapters, and by reading and
  * writing y for prompts. */
@@ -14,9 +15,9 @@ enum { FEATURES = 32, BAND = THREADS / 32 * FEATURES, STEPS = 4, MANY = 2 };
 
 /* The distance between rows of sums in shared memory: a multiple of 32 bytes, by an odd number, so
  * that eight rows are in different banks. */
-__host__ __device__ __forceinline__ int sums_stride(int rank)
+__host__ __device__ __forceinline__ int sums_stride(int ranks)
 {
-    return rank / TILE % 2 == 0 ? rank + TILE : rank;
+    return ranks / TILE % 2 == 0 ? ranks + TILE : ranks;
 }
 
 /* A thread's piece of a row of y. */
@@ -45,6 +46,11 @@ template <typename Y, int MT> struct up_operands {
     struct y_piece<Y> y[MT * 2];
 };
 
+/* Where a warp is: 32 features from `feature` on, ranks from `rank` on of one of their runs. */
+struct up_place {
+    int feature, run, rank;
+};
+
 /* A warp's products of up to MT times 16 rows with 32 features. Columns of mma.sync are features in
  * such an order that a lane gets 8 consecutive ones. */
 template <typename T, typename Y, int MT> struct up_warp {
@@ -53,17 +59,20 @@ template <typename T, typename Y, int MT> struct up_warp {
     Y *row[MT][2]; // the lane's rows of y; NULL: there is no such row
     float acc[MT][4][4];
 
-    __device__ __forceinline__ void load_w(uint2 (&w)[STEPS][4], int feature, int rank) const
+    /* Features of other runs get zeros. */
+    __device__ __forceinline__ void load_w(uint2 (&w)[STEPS][4], const struct up_place &p) const
     {
         const int g = (threadIdx.x & 31) / 4, q = threadIdx.x & 3;
+        const int first = a.first_out[p.run], end = run_end(a, p.run);
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            const int at = min(feature + g / 2 * 8 + j * 2 + g % 2, a.n_out - 1);
-            const T *from = up + (int64_t)at * a.rank + rank + q * 4;
+            const int at = p.feature + g / 2 * 8 + j * 2 + g % 2;
+            const bool is_own = at >= first && at < end;
+            const T *from = up + (int64_t)(is_own ? at : first) * a.rank + p.rank + q * 4;
 #pragma unroll
             for (int s = 0; s < STEPS; s++) {
-                w[s][j] =
-                    rank + s * TILE < a.rank ? *(const uint2 *)(from + s * TILE) : make_uint2(0, 0);
+                w[s][j] = is_own && p.rank + s * TILE < a.rank ? *(const uint2 *)(from + s * TILE)
+                                                               : make_uint2(0, 0);
             }
         }
     }
@@ -83,6 +92,25 @@ template <typename T, typename Y, int MT> struct up_warp {
         }
     }
 
+    /* is_last: no ranks of these features are left. */
+    __device__ __forceinline__ struct up_place next_place(struct up_place p, bool *is_last) const
+    {
+        p.rank += STEPS * TILE;
+        *is_last = false;
+        if (p.rank < a.rank) {
+            return p;
+        }
+        p.rank = 0;
+        if (p.run + 1 < a.n_runs && run_end(a, p.run) < p.feature + FEATURES) {
+            p.run++;
+            return p;
+        }
+        *is_last = true;
+        p.feature += BAND;
+        p.run = run_of(a, p.feature);
+        return p;
+    }
+
     __device__ __forceinline__ void clear()
     {
 #pragma unroll
@@ -91,13 +119,14 @@ template <typename T, typename Y, int MT> struct up_warp {
         }
     }
 
-    __device__ __forceinline__ void multiply(const uint2 (&w)[STEPS][4], const T *sums, int rank)
+    __device__ __forceinline__ void multiply(const uint2 (&w)[STEPS][4], const T *sums,
+                                             const struct up_place &p)
     {
-        const int ld = sums_stride(a.rank);
-        sums += (threadIdx.x & 31) / 4 * ld + rank + (threadIdx.x & 3) * 4;
+        const int ld = sums_stride(a.ranks);
+        sums += (threadIdx.x & 31) / 4 * ld + a.first_rank[p.run] + p.rank + (threadIdx.x & 3) * 4;
 #pragma unroll
         for (int s = 0; s < STEPS; s++) {
-            if (rank + s * TILE < a.rank) {
+            if (p.rank + s * TILE < a.rank) {
 #pragma unroll
                 for (int m = 0; m < MT; m++) {
                     const T *from = sums + m * TILE * ld + s * TILE;
@@ -135,7 +164,7 @@ template <typename T, int MT>
 __device__ __forceinline__ void gather_sums(const struct adapter_args &a, int n_parts, int n_added,
                                             const struct adapter_item &item, int first, T *to)
 {
-    const int per_row = a.rank / 4, n = MT * TILE * per_row;
+    const int per_row = a.ranks / 4, n = MT * TILE * per_row;
     for (int at = threadIdx.x; at < n; at += 2 * THREADS) {
         const float *from[2];
         float4 sum[2];
@@ -152,7 +181,7 @@ __device__ __forceinline__ void gather_sums(const struct adapter_args &a, int n_
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 if (from[i]) {
-                    add_part(sum[i], *(const float4 *)(from[i] + p * a.rank));
+                    add_part(sum[i], *(const float4 *)(from[i] + p * a.ranks));
                 }
             }
         }
@@ -162,7 +191,7 @@ __device__ __forceinline__ void gather_sums(const struct adapter_args &a, int n_
             const T four[4] = {from_float<T>(sum[i].x), from_float<T>(sum[i].y),
                                from_float<T>(sum[i].z), from_float<T>(sum[i].w)};
             if (at + i * THREADS < n) {
-                *(uint2 *)(to + row * sums_stride(a.rank) + rank) = *(const uint2 *)four;
+                *(uint2 *)(to + row * sums_stride(a.ranks) + rank) = *(const uint2 *)four;
             }
         }
     }
@@ -175,7 +204,7 @@ __global__ void __launch_bounds__(THREADS)
     up_kernel(const __grid_constant__ struct adapter_args a, int n_parts, int n_added, int n_bands)
 {
     extern __shared__ __align__(16) char smem[];
-    enum { ROWS = MT * TILE, RANKS = STEPS * TILE };
+    enum { ROWS = MT * TILE };
     T *sums = (T *)smem;
     const int per_item = (a.list.tile + ROWS - 1) / ROWS, first = blockIdx.y % per_item * ROWS;
     const struct adapter_item item = a.list.items[blockIdx.y / per_item];
@@ -186,10 +215,11 @@ __global__ void __launch_bounds__(THREADS)
     struct up_warp<T, Y, MT> u = {
         a, (const T *)a.up + (int64_t)(item.adapter - 1) * a.n_out *a.rank
     };
-    int feature = (int)blockIdx.x * n_bands * BAND + (int)(threadIdx.x >> 5) * FEATURES;
-    const int end = feature + n_bands * BAND;
+    struct up_place at = {(int)blockIdx.x * n_bands * BAND + (int)(threadIdx.x >> 5) * FEATURES};
+    const int end = at.feature + n_bands * BAND;
     struct up_operands<Y, MT> now, next;
-    u.load_w(now.w, feature, 0);
+    at.run = run_of(a, at.feature);
+    u.load_w(now.w, at);
 #pragma unroll
     for (int i = 0; i < 2 * MT; i++) {
         const int row = first + i * 8 + (threadIdx.x & 31) / 4;
@@ -198,29 +228,27 @@ __global__ void __launch_bounds__(THREADS)
     }
     pdl_wait();
     pdl_trigger();
-    u.load_y(now.y, feature);
+    u.load_y(now.y, at.feature);
     gather_sums<T, MT>(a, n_parts, n_added, item, first, sums);
     __syncthreads();
     u.clear();
-    for (int rank = 0; feature < end;) {
-        const bool is_last = rank + RANKS >= a.rank;
-        const int next_rank = is_last ? 0 : rank + RANKS;
-        const int next_feature = is_last ? feature + BAND : feature;
+    while (at.feature < end) {
+        bool is_last;
+        const struct up_place after = u.next_place(at, &is_last);
         next = now;
-        if (next_feature < end) {
-            u.load_w(next.w, next_feature, next_rank);
+        if (after.feature < end) {
+            u.load_w(next.w, after);
             if (is_last) {
-                u.load_y(next.y, next_feature);
+                u.load_y(next.y, after.feature);
             }
         }
-        u.multiply(now.w, sums, rank);
+        u.multiply(now.w, sums, at);
         if (is_last) {
-            u.store(now.y, feature);
+            u.store(now.y, at.feature);
             u.clear();
         }
         now = next;
-        rank = next_rank;
-        feature = next_feature;
+        at = after;
     }
 }
 
@@ -234,7 +262,7 @@ static cudaError_t up(cudaStream_t stream, const struct adapter_args *a, int n_p
     const int n_tiles = a->list.n_items * ceil_div(a->list.tile, MT * TILE);
     const int bands = ceil_div(a->n_out, BAND), most = ceil_div(bands * n_tiles, n_blocks);
     const int per_block = ceil_div(bands, ceil_div(bands, most)); // blocks have equal shares
-    const int smem = MT * TILE * sums_stride(a->rank) * (int)sizeof(T);
+    const int smem = MT * TILE * sums_stride(a->ranks) * (int)sizeof(T);
     const auto kernel = up_kernel<T, Y, MT>;
     const cudaError_t e =
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem);
