@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Low-rank adapters: which rows of a pass have which (adapter_items.c), and the launcher of
- * kernels/adapter/. Compiles as C11 and C++17.
+ * kernels/gemm/adapter*.cu. Compiles as C11 and C++17.
  * Thread: the rank's owner. */
 #ifndef SLUICE_CUDA_ADAPTER_H
 #define SLUICE_CUDA_ADAPTER_H

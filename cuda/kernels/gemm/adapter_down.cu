@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* down_a x of low-rank adapters (parts.cuh), 16 bits.
+/* down_a x of low-rank adapters (adapter.cuh), 16 bits.
  *
  * Few rows: a block has an item, a part and 16 ranks, and its warps have a run each. Operands go
  * from memory to registers, 16 bytes to a lane: a lane has 8 consecutive inputs of a row and of a
@@ -8,11 +8,11 @@
  *
  * Many rows: a block has an item, a part and up to 64 ranks, and a ring in shared memory, from
  * which lanes read the same operands; a warp has 16 rows. Another kernel adds the parts, because
- * up.cu reads them several times.
+ * adapter_up.cu reads them several times.
  *
  * Bound by latency for one row, by reading the matrices for many adapters, and by reading x for
  * prompts. */
-#include "cuda/kernels/adapter/parts.cuh"
+#include "cuda/kernels/gemm/adapter.cuh"
 
 enum { RANKS = 16 }; // of a block, with few rows
 
@@ -88,7 +88,8 @@ __global__ void __launch_bounds__(THREADS)
     const int part = blockIdx.x % n_parts, first_rank = (int)blockIdx.x / n_parts * RANKS;
     const int length = run_inputs(a, n_parts), begin = (part * RUNS + warp) * length;
     const int end = min(begin + length, a.n_in);
-    pdl_trigger(); // before the wait: up.cu reads only weights and the pass's list before its own
+    pdl_trigger(); // before the wait: adapter_up.cu reads only weights and the pass's list before
+                   // its own
     const struct adapter_item item = a.list.items[blockIdx.y];
     if (item.n_rows == 0) {
         pdl_wait();

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Low-rank adapters (parts.cuh): the launcher, and kernels for fp32 and for rows that are not
+/* Low-rank adapters (adapter.cuh): the launcher, and kernels for fp32 and for rows that are not
  * aligned. These compute one row at a time with plain multiply-adds, in the same parts. Bound by
  * reading the matrices for each row. */
-#include "cuda/kernels/adapter/parts.cuh"
 #include "cuda/kernels/device/reduce.cuh"
+#include "cuda/kernels/gemm/adapter.cuh"
 
 /* A block has a row and a part, a warp every fourth rank. */
 template <typename T>

@@ -5,14 +5,14 @@
  * The work is divided by the pass's list of rows, which is sorted by adapter: an item has up to 16
  * rows of one adapter, or up to 64 in passes of many rows. A matrix is read once for each item.
  *
- * down_a x (down.cu): K is cut into parts (adapter_parts), and a part into four runs. A run is
- * summed in one accumulator of mma.sync, the runs of a part are added in order, and so are the
- * parts. up.cu rounds the result once to the dtype of x, as PEFT and vLLM do, since y itself is
- * rounded to it, multiplies it with up_a, and adds it to y in fp32. None of this depends on the
- * number of rows or on the other rows.
- * Thread: device code; the launchers are for the rank's owner. */
-#ifndef SLUICE_CUDA_KERNELS_ADAPTER_PARTS_CUH
-#define SLUICE_CUDA_KERNELS_ADAPTER_PARTS_CUH
+ * down_a x (adapter_down.cu): K is cut into parts (adapter_parts), and a part into four runs. A run
+ * is summed in one accumulator of mma.sync, the runs of a part are added in order, and so are the
+ * parts. adapter_up.cu rounds the result once to the dtype of x, as PEFT and vLLM do, since y
+ * itself is rounded to it, multiplies it with up_a, and adds it to y in fp32. None of this depends
+ * on the number of rows or on the other rows. Thread: device code; the launchers are for the rank's
+ * owner. */
+#ifndef SLUICE_CUDA_GEMM_ADAPTER_CUH
+#define SLUICE_CUDA_GEMM_ADAPTER_CUH
 
 #include "cuda/adapter.h"
 #include "cuda/kernels/device/launch.cuh"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* y += up_a sums of low-rank adapters (parts.cuh), 16 bits. A block has a tile of an item's rows,
+/* y += up_a sums of low-rank adapters (adapter.cuh), 16 bits. A block has a tile of an item's rows,
  * whose sums it adds up, rounds and keeps in shared memory, and one or more bands of features; a
  * warp has 32 features of a band, which usually belong to one run; where they belong to several,
  * it multiplies with the ranks of each. The matrix goes from memory to registers, a band ahead of
@@ -7,7 +7,7 @@
  *
  * Bound by latency for one row, by reading the matrices for many adapters, and by reading and
  * writing y for prompts. */
-#include "cuda/kernels/adapter/parts.cuh"
+#include "cuda/kernels/gemm/adapter.cuh"
 
 /* FEATURES: of a warp in a band. STEPS: of 16 ranks, whose part of the matrix is loaded together.
  * MANY: tiles of a block, with many rows. */
