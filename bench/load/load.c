@@ -173,13 +173,27 @@ void bench_load_answer(struct buf *history, const char *raw, size_t n_bytes)
     buf_puts(history, "\"}");
 }
 
+/* Units take the names of a list in turn. */
+static void put_model(const struct bench_load *load, int64_t unit, struct buf *body)
+{
+    int64_t n = 1;
+    for (const char *at = load->model; (at = strchr(at, ',')) != NULL; at++) {
+        n++;
+    }
+    const char *name = load->model;
+    for (int64_t i = 0; i < unit % n; i++) {
+        name = strchr(name, ',') + 1;
+    }
+    buf_put_json(body, name, strcspn(name, ","));
+}
+
 /* With --chat the history holds the conversation so far, with the server's own answers. */
 void bench_load_body(const struct bench_load *load, int64_t unit, int64_t turn, struct buf *history,
                      struct buf *body)
 {
     const struct bench_options *o = load->o;
     buf_puts(body, "{\"model\":");
-    buf_put_json(body, load->model, strlen(load->model));
+    put_model(load, unit, body);
     if (o->chat) {
         if (o->workload == WORKLOAD_AGENT && turn == 0) {
             put_system(load, history);

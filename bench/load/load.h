@@ -17,7 +17,7 @@ struct sharegpt_item {
 /* `model` and `o` belong to the caller and outlive the load. */
 struct bench_load {
     const struct bench_options *o;
-    const char *model;
+    const char *model; // one name, or several with commas between them
     struct sharegpt_item *items;
     size_t n_items;
     int64_t *shuffled; // [groups * members]: a random order of the requests of shared-prefix; NULL:

@@ -27,7 +27,8 @@ static const struct option {
 } options[] = {
 #define AT(field) offsetof(struct bench_options, field)
     {"url", TEXT, AT(url), 0, 0, "URL  the server (http://127.0.0.1:8000)"},
-    {"model", TEXT, AT(model), 0, 0, "NAME  the model (the first of /v1/models)"},
+    {"model", TEXT, AT(model), 0, 0,
+     "NAME  the model (the first of /v1/models); requests take several, as A,B,C, in turn"},
     {"api-key", TEXT, AT(api_key), 0, 0, "KEY  bearer token (the environment's OPENAI_API_KEY)"},
     {"workload", WORKLOAD, AT(workload), 0, 0,
      "W  random, shared-prefix, multi-turn, agent or sharegpt (random)"},

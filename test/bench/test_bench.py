@@ -124,6 +124,13 @@ def test_a_batch_has_the_same_prompts_in_every_order(tmp_path):
     assert stems["shuffled"] not in (stems["round"], stems["grouped"])
 
 
+def test_requests_take_models_in_turn(tmp_path):
+    path = str(tmp_path / "out")
+    p = subprocess.run([SLUICE, "bench", "--model", "a,b,c", "--requests", "5", "--write-batch", path], capture_output=True, text=True)
+    assert p.returncode == 0, p.stderr
+    assert [json.loads(line)["body"]["model"] for line in open(path)] == ["a", "b", "c", "a", "b"]
+
+
 def test_multi_turn_grows(server):
     rc, text, j = bench(server.port, "--workload", "multi-turn", "--requests", 2, "--turns", 3, "--input-len", 6,
                         "--output-len", 5, "--concurrency", 2)
