@@ -12,8 +12,8 @@
  * gemm/single.cu, gemm/small.cu, gemm/wide.cu or gemm/eight.cu, whose blocks need a multiprocessor
  * each, so they start as the previous product's blocks leave. The computing threads of these
  * products trigger early, too (cuda/README.md, "Rules for kernels"). The scores of few rows of a
- * mixture (moe/few.cu, moe/scores.cu with a norm) and the picks of others (moe/route.cu) trigger
- * first, so that the next kernel fetches its code meanwhile.
+ * mixture (moe/few.cu, moe/scores.cu with a norm), the picks of others (moe/route.cu) and adapters
+ * of few rows (gemm/adapter_down.cu) trigger first, so that the next kernel's code is there.
  *
  * Hence before its wait a kernel may read the output of the kernel before last only if the
  * preceding kernel waits before it triggers.
