@@ -54,7 +54,7 @@ static int32_t number(uint64_t id)
 static int32_t cached(uint64_t of)
 {
     int32_t block = kv_pool_alloc(&pool);
-    prefix_cache_insert(&cache, block, prefix_cache_root(&cache, NULL), &block, NODE_VALID, -1);
+    prefix_cache_insert(&cache, block, prefix_cache_root(&cache, NULL, 0), &block, NODE_VALID, -1);
     retention_entered(&retention, block, number(of));
     kv_pool_release(&pool, block);
     return block;
