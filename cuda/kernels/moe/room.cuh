@@ -33,6 +33,7 @@ static inline void take_sorted(struct moe_room *room, int64_t picks, int64_t n_e
     w->tiles =
         (struct moe_tile *)room->take(moe_most_tiles(picks, n_experts) * sizeof(struct moe_tile));
     w->n_tiles = (int32_t *)room->take(4);
+    w->keeps_out = false;
 }
 
 #endif

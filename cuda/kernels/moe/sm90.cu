@@ -36,6 +36,8 @@ enum {
     SMEM_BYTES = STAGES * STAGE_BYTES + 2048, // 2048: alignment and barriers
     MIN_ROWS = 17,                            // fewer are computed by few.cu
     MIN_ROWS_PER_EXPERT = 2,                  // on average; with one, moe.cu takes as long
+    KEPT_BYTES = 40 << 20,                    // of the 50 MiB of the L2 cache
+    LINE_ELEMENTS = 64,                       // of its lines: a row is discarded in whole ones
 };
 
 /* ---- the products -------------------------------------------------------------------------- */
@@ -232,11 +234,9 @@ template <typename T, int KIND> struct computer {
         if constexpr (BOX < results<T, KIND>::CHUNKS) {
             if (BOX < n) {
                 issue(BOX);
+                finish(BOX); // before the stores, so that the loaders need not wait for them
             }
             done.template store<BOX>(p);
-            if (BOX < n) {
-                finish(BOX);
-            }
             begin<BOX + 1>(n);
         }
     }
@@ -413,6 +413,7 @@ static cudaError_t products(cudaStream_t stream, const struct moe_ffn_args *a,
     down.band_rows = COLUMNS;
     down.second = HALF_COLUMNS;
     down.n_bands = (w->hidden + COLUMNS - 1) / COLUMNS;
+    down.keeps_out = s.keeps_out;
     const cudaError_t e =
         product<T, KIND>(stream, up, w->gate_up, a->n_experts, a->n_rows, tiles, n_sms);
     return e != cudaSuccess
@@ -440,8 +441,10 @@ extern "C" cudaError_t k_moe_ffn_sm90(cudaStream_t stream, const struct moe_ffn_
                                       const struct moe_weights *w, const float *gate, void *scratch,
                                       const int32_t *real, int32_t row_offset, int32_t n_sms)
 {
+    const int64_t picks = (int64_t)a->n_rows * a->k;
     struct moe_work s;
-    moe_lay_out((char *)scratch, (int64_t)a->n_rows * a->k, a, w->hidden, &s);
+    moe_lay_out((char *)scratch, picks, a, w->hidden, &s);
+    s.keeps_out = picks * w->hidden * 2 <= KEPT_BYTES && w->hidden % LINE_ELEMENTS == 0;
     return w->dtype == DT_BF16
                ? moe_ffn_sm90<bf16_t>(stream, a, w, gate, s, real, row_offset, n_sms)
                : moe_ffn_sm90<f16_t>(stream, a, w, gate, s, real, row_offset, n_sms);

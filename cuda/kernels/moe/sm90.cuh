@@ -26,6 +26,7 @@ struct moe_work {
     struct moe_tile *tiles;
     int32_t *n_tiles;
     void *act, *out; // [picks, ffn] by place; [picks, hidden] by pick
+    bool keeps_out;  // in the L2 cache until the sum has read it, which then discards it
 };
 
 /* Lays out the scratch memory of a call of sm90.cu or coded_many.cu from `base` on; returns its

@@ -26,6 +26,7 @@ struct product_params {
     int32_t w_rows;            // weight rows per expert
     int32_t band_rows, second; // distance of bands, and of a band's second half
     int32_t n_bands;
+    bool keeps_out; // of the down product, in the L2 cache
     struct act_shape shape;
 };
 
@@ -56,6 +57,15 @@ __device__ __forceinline__ void transpose_4(uint32_t (&v)[4])
             }
         }
     }
+}
+
+/* Stores 16 bytes. */
+__device__ __forceinline__ void store_with_policy(void *to, const uint32_t (&v)[4], uint64_t policy)
+{
+    asm volatile("st.global.L2::cache_hint.v4.b32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(
+                     __cvta_generic_to_global(to)),
+                 "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]), "l"(policy)
+                 : "memory");
 }
 
 /* A warpgroup's results on their way to memory. They are rounded, so that the accumulators are free
@@ -116,8 +126,14 @@ template <typename T, int KIND> struct results { // KIND < 0: the down product
                 }
             }
             transpose_4(v);
-            if (to[r] != NULL && mine < columns) {
+            if (to[r] == NULL || mine >= columns) {
+                continue;
+            }
+            if constexpr (UP) {
                 *(uint4 *)(to[r] + mine) = make_uint4(v[0], v[1], v[2], v[3]);
+            } else {
+                store_with_policy(to[r] + mine, v,
+                                  p.keeps_out ? policy_evict_last() : policy_normal());
             }
         }
     }

@@ -90,9 +90,23 @@ __device__ __forceinline__ void add_picks(float (&sum)[8], const T *out, const s
     }
 }
 
+/* Discards what eight threads have read, a line of the L2 cache for each pick, so that it is not
+ * written to memory. */
+template <typename T> __device__ __forceinline__ void discard(const T *line, int k, int32_t stride)
+{
+    const int lane = threadIdx.x & 31;
+    __syncwarp(0xffu << (lane & 24));
+#pragma unroll 1
+    for (int j = lane & 7; j < k; j += 8) {
+        asm volatile("discard.global.L2 [%0], 128;" ::"l"(
+                         __cvta_generic_to_global(line - (lane & 7) * 8 + (int64_t)j * stride))
+                     : "memory");
+    }
+}
+
 /* The order of the picks and the gate need nothing of the products, of which the last one triggers
  * after its own wait, so they are computed before the wait. */
-template <typename T>
+template <typename T, bool DISCARDS>
 __global__ void __launch_bounds__(MOST_THREADS, 5)
     moe_sum_kernel(T *y, const T *out, struct sum_params p)
 {
@@ -127,6 +141,9 @@ __global__ void __launch_bounds__(MOST_THREADS, 5)
             to.v[e] = from_float<T>(p.accumulate ? y + sum[e] : sum[e]);
         }
         to.store(y + row * p.y_stride + i);
+        if (DISCARDS) {
+            discard(out + row * p.k * p.hidden + i, p.k, p.hidden);
+        }
     }
 }
 
@@ -136,8 +153,8 @@ static cudaError_t launch_sum(cudaStream_t stream, const struct moe_ffn_args *a,
 {
     const int vecs = (p.hidden + 7) / 8, turns = (vecs + MOST_THREADS - 1) / MOST_THREADS;
     const int threads = ((vecs + turns - 1) / turns + 31) / 32 * 32;
-    return launch(moe_sum_kernel<T>, dim3(a->n_rows), dim3(threads), 0, stream, (T *)a->y.mem.p,
-                  (const T *)w.out, p);
+    return launch(w.keeps_out ? moe_sum_kernel<T, true> : moe_sum_kernel<T, false>, dim3(a->n_rows),
+                  dim3(threads), 0, stream, (T *)a->y.mem.p, (const T *)w.out, p);
 }
 
 cudaError_t moe_sum(cudaStream_t stream, const struct moe_ffn_args *a, const float *gate,
