@@ -73,3 +73,24 @@ cudaError_t fixed_product(cudaStream_t stream, const struct gemm_args *a, int32_
     }
     return gemm_fixed(stream, &b, n_sms, sums_bytes, sums);
 }
+
+/* Passes of thousands of rows draw so much power that shorter pauses between kernels gain nothing.
+ */
+bool fixed_fills(const struct gemm_args *a, int32_t sm, int32_t n_sms)
+{
+    enum { MORE_THAN = 256, MOST_ROWS = 1024, TILE = 256, BAND = 256 };
+    if (a->n_rows <= MORE_THAN || a->n_rows > MOST_ROWS || a->gated || a->y_dtype == DT_F32 ||
+        !fixed_takes(a, sm, n_sms)) {
+        return false;
+    }
+    const int32_t at_once = n_sms / 2, items = up(a->n_rows, TILE) * up(a->n_out, BAND);
+    const int64_t made = (int64_t)up(items, at_once) * at_once * TILE * BAND;
+    return made * 23 <= (int64_t)a->n_rows * a->n_out * 25;
+}
+
+cudaError_t fixed_whole(cudaStream_t stream, const struct gemm_args *a, int32_t n_sms)
+{
+    struct gemm_args b = *a;
+    b.n_parts = 1;
+    return gemm_fixed(stream, &b, n_sms, 0, NULL);
+}

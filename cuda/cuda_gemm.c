@@ -184,6 +184,10 @@ static enum status product_of_numbers(struct gemms *g, const struct gemm_args *a
         return cuda_check(g->device, gemm_small(g->device->stream, a, g->device->n_sms),
                           "gemm_small");
     }
+    if (fixed_fills(a, g->device->sm, g->device->n_sms)) {
+        return cuda_check(g->device, fixed_whole(g->device->stream, a, g->device->n_sms),
+                          "fixed_whole");
+    }
     if (in_halves(g, a, sums, &e) || gemm_on_cublas(g, a, &e)) {
         return cuda_check(g->device, e, "cublasLtMatmul");
     }
