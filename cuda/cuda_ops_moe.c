@@ -3,6 +3,7 @@
 #include "cuda/cuda_ops.h"
 #include "cuda/experts.h"
 #include "cuda/moe_fixed.h"
+#include "cuda/moe_shared.h"
 
 /* Checks what the router's kernels rely on. */
 static enum status route_ok(const struct moe_route_args *a)
@@ -37,22 +38,29 @@ static enum status scores_on_tensor_cores(struct cuda_backend *be, const struct 
         "the router's scores");
 }
 
+/* Makes the picks of each row. has_scores: the scores of all experts are in the scratch memory. */
+static enum status make_picks(struct cuda_backend *be, const struct moe_route_args *a,
+                              bool has_scores)
+{
+    const struct weight *w = a->router;
+    CUDA_TRY(&be->device, k_moe_route(be->device.stream, a, w->data, w->dtype, w->bias,
+                                      vector(a->correction), vector(a->expert_scale),
+                                      (int32_t)w->n_in, be->scratch.memory, has_scores));
+    return OK;
+}
+
 /* Computes the scores of all experts by a product, then the picks of each row. */
 enum status cuda_op_moe_route(struct backend *base, const struct moe_route_args *a)
 {
     struct cuda_backend *be = cuda_backend_of(base);
     TRY(be->device.lost);
     TRY(route_ok(a));
-    const struct weight *w = a->router;
     if ((size_t)a->n_rows * (size_t)a->n_experts * sizeof(float) > be->scratch.n_bytes) {
         return ERR_INVALID;
     }
     bool has_scores = false;
     TRY(scores_on_tensor_cores(be, a, be->scratch.memory, &has_scores));
-    CUDA_TRY(&be->device, k_moe_route(be->device.stream, a, w->data, w->dtype, w->bias,
-                                      vector(a->correction), vector(a->expert_scale),
-                                      (int32_t)w->n_in, be->scratch.memory, has_scores));
-    return OK;
+    return make_picks(be, a, has_scores);
 }
 
 /* The bytes of scratch that a call with this many picks needs, and the addresses of its parts. */
@@ -100,6 +108,7 @@ struct experts {
     struct moe_rounding rounding;
     bool are_rounded; // the inputs of one or both products
     enum experts_on on;
+    const struct moe_shared *shared; // a second product to launch with the first rows; NULL: none
 };
 
 static size_t moe_bytes(struct cuda_backend *be, const struct moe_ffn_args *a, struct experts *e,
@@ -193,7 +202,8 @@ static cudaError_t issue_experts(struct cuda_backend *be, const struct moe_ffn_a
     void *scratch = be->scratch.memory;
     switch (e->on) {
     case ON_MANY:
-        return k_moe_ffn_sm90(stream, a, &e->weights, gate, scratch, real, first, be->device.n_sms);
+        return moe_ffn_beside(stream, a, &e->weights, gate, first == 0 ? e->shared : NULL, scratch,
+                              real, first, be->device.n_sms);
     case ON_CODED:
         return k_moe_ffn_coded_many(stream, a, &e->weights, gate, scratch, real, first,
                                     be->device.n_sms);
@@ -206,13 +216,14 @@ static cudaError_t issue_experts(struct cuda_backend *be, const struct moe_ffn_a
                           : k_moe_ffn(stream, a, &e->weights, s, real, first);
 }
 
-/* Processes as many rows at a time as the scratch memory holds. gate: as for k_moe_ffn_sm90;
- * NULL if k_moe_ffn computes the rows. */
+/* Processes as many rows at a time as the scratch memory holds. shared: NULL unless its second
+ * product is left to sm90.cu. gate: as for k_moe_ffn_sm90; NULL if k_moe_ffn computes the rows. */
 static enum status run_experts(struct cuda_backend *be, const struct moe_ffn_args *given,
-                               const float *gate)
+                               const struct moe_shared *shared, const float *gate)
 {
     const struct moe_ffn_args own = with_bias(be, given), *a = &own;
     struct experts e = experts_of(be, a);
+    e.shared = shared;
     struct moe_scratch s;
     int32_t slice = a->n_rows;
     while (slice > 1 && moe_bytes(be, a, &e, slice, &s) > be->scratch.n_bytes) {
@@ -241,23 +252,22 @@ enum status cuda_op_moe_ffn(struct backend *base, const struct moe_ffn_args *a)
     struct cuda_backend *be = cuda_backend_of(base);
     TRY(be->device.lost);
     TRY(experts_ok(a));
-    return run_experts(be, a, NULL);
+    return run_experts(be, a, NULL, NULL);
 }
 
 /* ---- all of a mixture at once ---------------------------------------------------------------- */
 
 /* True if the shared expert has the experts' activation and plain weights without biases. */
-static bool is_like_experts(const struct moe_few *m, const struct shared_expert_args *s)
+static bool is_like_experts(const struct shared_expert_args *s, const struct moe_ffn_args *a,
+                            const struct moe_weights *w)
 {
     const struct weight *up = s->up.weight, *down = s->down.weight;
-    const struct moe_ffn_args *a = m->ffn;
-    return up && down && !weight_coded(up) && !weight_coded(down) &&
-           up->dtype == m->weights.dtype && down->dtype == up->dtype && !up->bias && !down->bias &&
-           !s->down.accumulate && up->n_out == (a->plain ? 1 : 2) * down->n_in &&
-           up->n_in == m->weights.hidden && down->n_out == m->weights.hidden &&
-           s->act.gated != a->plain && s->act.kind == a->kind && !s->act.up.mem.p &&
-           s->act.shape.limit == a->shape.limit && s->act.shape.alpha == a->shape.alpha &&
-           s->up.n_rows == a->n_rows;
+    return up && down && !weight_coded(up) && !weight_coded(down) && up->dtype == w->dtype &&
+           down->dtype == up->dtype && !up->bias && !down->bias && !s->down.accumulate &&
+           up->n_out == (a->plain ? 1 : 2) * down->n_in && up->n_in == w->hidden &&
+           down->n_out == w->hidden && s->act.gated != a->plain && s->act.kind == a->kind &&
+           !s->act.up.mem.p && s->act.shape.limit == a->shape.limit &&
+           s->act.shape.alpha == a->shape.alpha && s->up.n_rows == a->n_rows;
 }
 
 /* Fills in the shared expert. False if k_moe_few cannot compute the mixture because of it. With
@@ -274,12 +284,13 @@ static bool add_shared(struct moe_few *m, const struct shared_expert_args *s)
     const struct row_gate_args *gate = s->gate;
     if (y->mem.p != a->y.mem.p) {
         if (a->n_rows != 1 || gate || x->dtype != a->x.dtype || y->dtype != a->y.dtype ||
-            !is_like_experts(m, s)) {
+            !is_like_experts(s, a, &m->weights)) {
             return true;
         }
         m->own_x = x->mem.p;
         m->own_y = y->mem.p;
-    } else if (!is_like_experts(m, s) || x->mem.p != a->x.mem.p || x->stride != a->x.stride ||
+    } else if (!is_like_experts(s, a, &m->weights) || x->mem.p != a->x.mem.p ||
+               x->stride != a->x.stride ||
                (gate && (gate->x.mem.p != a->x.mem.p || gate->y.mem.p != a->y.mem.p ||
                          vector_length(gate->weight) < m->weights.hidden))) {
         return false;
@@ -331,6 +342,38 @@ static const float *gate_of_sum(const struct cuda_backend *be, const struct row_
         return NULL;
     }
     return experts_of(be, a).on != ON_ANY ? vector(gate->weight) : NULL;
+}
+
+/* True if shared.cu should compute the shared expert with the router's scores; fills in its
+ * arguments. In deterministic mode fewer rows would get other bits from other kernels. */
+static bool is_beside_router(const struct cuda_backend *be, const struct shared_expert_args *s,
+                             const struct moe_route_args *route, const struct moe_ffn_args *a,
+                             struct moe_shared *m)
+{
+    const struct weight *router = route->router;
+    if (be->device.options.deterministic || route_ok(route) != OK || experts_ok(a) != OK) {
+        return false;
+    }
+    const struct experts e = experts_of(be, a);
+    const int32_t hidden = e.weights.hidden;
+    if (e.on != ON_MANY || e.weights.dtype != DT_BF16 || a->kind != ACT_SILU ||
+        !is_like_experts(s, a, &e.weights) || router->n_in != hidden ||
+        !k_moe_scores_takes(route, router->dtype, hidden) || s->up.x.mem.p != route->x.mem.p ||
+        s->up.x.stride != route->x.stride || route->n_rows != a->n_rows ||
+        (size_t)a->n_rows * (size_t)a->n_experts * sizeof(float) > be->scratch.n_bytes) {
+        return false;
+    }
+    *m = (struct moe_shared){.route = route,
+                             .router = router->data,
+                             .router_bias = router->bias,
+                             .gate_up = s->up.weight->data,
+                             .down = s->down.weight->data,
+                             .logits = be->scratch.memory,
+                             .act = s->act.out,
+                             .y = s->down.y,
+                             .hidden = hidden,
+                             .ffn = (int32_t)s->down.weight->n_in};
+    return moe_shared_takes(m, be->device.sm, be->device.n_sms);
 }
 
 /* In deterministic mode the picks of few rows are not a separate op: the kernels after the
@@ -429,6 +472,14 @@ enum status cuda_op_moe(struct backend *base, const struct norm_args *norm,
         TRY(cuda_op_norm(base, norm));
     }
     const float *gate = few ? NULL : gate_of_sum(be, shared ? shared->gate : NULL, ffn);
+    struct moe_shared beside;
+    if (apart && !few && (gate || !shared->gate) &&
+        is_beside_router(be, shared, route, ffn, &beside)) {
+        TRY(cuda_check(&be->device, moe_shared_up(be->device.stream, &beside),
+                       "the shared expert and the router's scores"));
+        TRY(make_picks(be, route, true));
+        return run_experts(be, ffn, &beside, gate);
+    }
     if (apart) {
         TRY(cuda_op_mlp(base, &shared->up, &shared->act, &shared->down));
         TRY(shared->gate && !gate ? cuda_op_row_gate(base, shared->gate) : OK);
@@ -442,5 +493,5 @@ enum status cuda_op_moe(struct backend *base, const struct norm_args *norm,
     }
     TRY(cuda_op_moe_route(base, route));
     TRY(experts_ok(ffn));
-    return run_experts(be, ffn, gate);
+    return run_experts(be, ffn, NULL, gate);
 }

@@ -111,8 +111,10 @@ static inline void make_mixture(struct pair *p, const struct mixture_case *c,
 {
     const struct pair_weight up = experts(p, c, format, factors(c) * c->ffn, c->hidden);
     const struct pair_weight down = experts(p, c, format, c->hidden, c->ffn);
+    const enum dtype held = c->n_rows <= 128 || c->bias ? DT_F32 : DT_BF16; // many rows: if bf16
+                                                                            // suffices, it is used
     const struct pair_weight router =
-        weight_make(p, WEIGHT_LINEAR, DT_F32, 1, c->n_experts, c->hidden, c->bias, 0.3f);
+        weight_make_of(p, held, WEIGHT_LINEAR, DT_F32, 1, c->n_experts, c->hidden, c->bias, 0.3f);
     const struct pair_weight correction = vector_make(p, c->n_experts, 0.2f);
     const struct pair_weight scale = vector_make(p, c->n_experts, 1.0f);
     struct backend_limits limits = pair_limits();

@@ -133,7 +133,8 @@ TEST(mixtures_agree_in_float16)
 
 /* Two to eight rows have kernels of their own. The cases have parts of weight rows that end early,
  * more features than blocks and fewer, and up to the maximum number of experts. With many rows the
- * sum over a row's picks applies the gate of the shared expert. */
+ * sum over a row's picks applies the gate of the shared expert, and a kernel of its own computes
+ * that expert beside the router. */
 static const struct mixture_case several_rows[] = {
     {2, 16, 4, 256, 128, 64, true, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_SILU, false, false, false},
     {4, 24, 8, 1032, 520, 264, true, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_SILU, false, false, false},
@@ -142,6 +143,10 @@ static const struct mixture_case several_rows[] = {
     {3, 8, 2, 264, 40, 0, false, true, MOE_TOPK_SOFTMAX, 1, 1, ACT_GPT_OSS, false, false, false},
     {7, 32, 6, 128, 64, 128, false, false, MOE_SIGMOID, 8, 4, ACT_SILU, false, false, false},
     {150, 4, 2, 328, 72, 40, true, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_SILU, false, false, false},
+    {300, 24, 4, 512, 72, 128, true, true, MOE_SOFTMAX_TOPK, 1, 1, ACT_SILU, false, false, false},
+    {129, 40, 6, 256, 64, 192, false, false, MOE_SIGMOID, 1, 1, ACT_SILU, false, false, false},
+    {600, 8, 2, 256, 64, 64, true, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_SILU, false, false, false},
+    {200, 40, 4, 2048, 64, 128, true, false, MOE_SIGMOID, 1, 1, ACT_SILU, false, false, false},
     {70, 4, 2, 2056, 64, 72, true, true, MOE_SIGMOID, 1, 1, ACT_SILU, false, false, false},
     {4, 8, 4, 4616, 40, 72, false, true, MOE_SIGMOID, 1, 1, ACT_SILU, false, false, true},
     {2, 9, 2, 264, 40, 0, false, false, MOE_SIGMOID, 1, 1, ACT_SILU, false, true, false},

@@ -23,6 +23,7 @@
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/moe/room.cuh"
 #include "cuda/kernels/moe/sm90_results.cuh"
+#include "cuda/moe_shared.h"
 
 #include <type_traits>
 
@@ -424,10 +425,13 @@ static cudaError_t products(cudaStream_t stream, const struct moe_ffn_args *a,
 template <typename T>
 static cudaError_t moe_ffn_sm90(cudaStream_t stream, const struct moe_ffn_args *a,
                                 const struct moe_weights *w, const float *gate,
-                                const struct moe_work &s, const int32_t *real, int32_t row_offset,
-                                int32_t n_sms)
+                                const struct moe_shared *shared, const struct moe_work &s,
+                                const int32_t *real, int32_t row_offset, int32_t n_sms)
 {
     cudaError_t e = moe_sort(stream, a, s, real, row_offset);
+    if (e == cudaSuccess && shared) {
+        e = moe_shared_down(stream, shared, a, w->gate_up);
+    }
     if (e == cudaSuccess) {
         BY_ACTIVATION(a->kind, KIND, e = products<T, KIND>(stream, a, w, s, n_sms));
     }
@@ -437,15 +441,23 @@ static cudaError_t moe_ffn_sm90(cudaStream_t stream, const struct moe_ffn_args *
     return moe_sum(stream, a, gate, s, w->hidden, real, row_offset);
 }
 
-extern "C" cudaError_t k_moe_ffn_sm90(cudaStream_t stream, const struct moe_ffn_args *a,
-                                      const struct moe_weights *w, const float *gate, void *scratch,
-                                      const int32_t *real, int32_t row_offset, int32_t n_sms)
+cudaError_t moe_ffn_beside(cudaStream_t stream, const struct moe_ffn_args *a,
+                           const struct moe_weights *w, const float *gate,
+                           const struct moe_shared *shared, void *scratch, const int32_t *real,
+                           int32_t row_offset, int32_t n_sms)
 {
     const int64_t picks = (int64_t)a->n_rows * a->k;
     struct moe_work s;
     moe_lay_out((char *)scratch, picks, a, w->hidden, &s);
     s.keeps_out = picks * w->hidden * 2 <= KEPT_BYTES && w->hidden % LINE_ELEMENTS == 0;
     return w->dtype == DT_BF16
-               ? moe_ffn_sm90<bf16_t>(stream, a, w, gate, s, real, row_offset, n_sms)
-               : moe_ffn_sm90<f16_t>(stream, a, w, gate, s, real, row_offset, n_sms);
+               ? moe_ffn_sm90<bf16_t>(stream, a, w, gate, shared, s, real, row_offset, n_sms)
+               : moe_ffn_sm90<f16_t>(stream, a, w, gate, shared, s, real, row_offset, n_sms);
+}
+
+extern "C" cudaError_t k_moe_ffn_sm90(cudaStream_t stream, const struct moe_ffn_args *a,
+                                      const struct moe_weights *w, const float *gate, void *scratch,
+                                      const int32_t *real, int32_t row_offset, int32_t n_sms)
+{
+    return moe_ffn_beside(stream, a, w, gate, NULL, scratch, real, row_offset, n_sms);
 }

@@ -322,8 +322,12 @@ cudaError_t moe_sort(cudaStream_t stream, const struct moe_ffn_args *a, const st
     }
     const int threads = p.n_shares > 1 ? MOST_THREADS : FEW_THREADS;
     const size_t n_bytes = room_bytes(a->n_experts, threads);
-    const cudaError_t e = cudaFuncSetAttribute(
-        moe_sort_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)n_bytes);
+    cudaError_t e = cudaFuncSetAttribute(moe_sort_kernel,
+                                         cudaFuncAttributeMaxDynamicSharedMemorySize, (int)n_bytes);
+    if (e == cudaSuccess) { // so that blocks with more shared memory may start beside it
+        e = cudaFuncSetAttribute(moe_sort_kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                 cudaSharedmemCarveoutMaxShared);
+    }
     return e != cudaSuccess ? e
                             : launch_clusters(p.n_parts, moe_sort_kernel,
                                               dim3((unsigned)(p.n_parts * p.n_shares)),
