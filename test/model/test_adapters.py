@@ -57,7 +57,11 @@ def test_float32_equals_peft(family):
     for case, with_it, without, alone in zip(cases(family), got[::2], got[1::2], plain):
         assert error(case, with_it) <= 1e-3
         assert with_it["outputs"][0]["token_ids"] == case["greedy"]
-        assert without == alone and error(case, without) > 1e-2
+        assert error(case, without) > 1e-2
+        if golden.DEVICE == "cpu":  # a GPU joins fewer ops in a pass with adapters, which rounds differently
+            assert without == alone
+        else:
+            assert error({"prompt_logprobs": alone["prompt_logprobs"][1:]}, without) <= 1e-4
 
 
 @pytest.mark.parametrize("family", FAMILIES)
