@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Stacks the matrices of modules into one weight, with their biases and adapters. */
+#include "engine/base/assert.h"
+#include "engine/base/mem.h"
+#include "engine/model/part.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Number of segments into which the sums of a row-sharded product are divided, over all ranks
+ * together. */
+enum { TP_SEGMENTS = 4 };
+
+/* Concatenates all pieces' biases into one fp32 vector, which the caller frees. */
+static enum status join_biases(struct loader *l, const struct piece *pieces, int32_t n,
+                               int64_t n_out, float *joined)
+{
+    int64_t at = 0;
+    for (int32_t i = 0; i < n; i++) {
+        const struct piece *p = &pieces[i];
+        struct weight_part bias;
+        char name[NAME_BYTES];
+        snprintf(name, sizeof name, "%s.bias", p->base);
+        TRY(part_of(l, name, &p->total_rows, 1, &bias));
+        part_dummy_vector(l, &bias, false);
+        bias = weight_part_slice(bias, 0, 1, p->first, p->n);
+        for (int64_t j = 0; j < bias.n_cols; j++) {
+            joined[at++] = weight_part_get(&bias, 0, j);
+        }
+    }
+    ASSERT(at == n_out);
+    return OK;
+}
+
+/* The pieces of one weight, such as q, k and v, are cut by rows. If several pieces come from one
+ * tensor, it is read once. */
+static enum status join_pieces(struct loader *l, const struct stack *s, const struct piece *pieces,
+                               struct weight_part *parts)
+{
+    struct weight_part whole;
+    for (int32_t i = 0; i < s->n; i++) {
+        const struct piece *p = &pieces[i];
+        if (i == 0 || strcmp(p->base, pieces[i - 1].base) != 0) {
+            TRY(part_matrix(l, p->base, p->total_rows, s->n_in, &whole));
+            if (!s->stays_plain) {
+                part_requantise(l, &whole);
+            }
+        }
+        parts[i] = weight_part_slice(whole, p->first, p->n, s->first_col, s->n_cols);
+        parts[i].runs = s->runs;
+    }
+    return OK;
+}
+
+/* The pieces become one weight, so that one product computes all of them. */
+enum status part_linear(struct loader *l, const struct stack *s, enum dtype dtype,
+                        const struct weight **out)
+{
+    const struct piece *pieces = s->list ? s->list : s->pieces;
+    struct weight_part *parts = xcalloc((size_t)s->n, sizeof *parts), bias;
+    int64_t n_out = 0;
+    for (int32_t i = 0; i < s->n; i++) {
+        n_out += pieces[i].n;
+    }
+    float *joined = s->bias ? xmalloc((size_t)n_out * sizeof *joined) : NULL;
+    enum status st = join_pieces(l, s, pieces, parts);
+    if (st == OK && s->bias) {
+        st = join_biases(l, pieces, s->n, n_out, joined);
+        bias = weight_part_plain(joined, DT_F32, 1, n_out, n_out);
+    }
+    struct weight_desc d = {.name = pieces[0].base,
+                            .kind = WEIGHT_LINEAR,
+                            .dtype = dtype,
+                            .n_out = n_out,
+                            .n_in = s->n_cols,
+                            .n_experts = 1,
+                            .n_parts = s->n,
+                            .parts = parts,
+                            .bias = s->bias ? &bias : NULL,
+                            .k_segments = s->k_segments ? s->k_segments : 1};
+    if (st == OK) {
+        st = part_open(l, &d, out);
+    }
+    if (st == OK) {
+        st = load_adapters(l, s, pieces, n_out, *out);
+    }
+    requantise_clear(&l->requantise);
+    free(parts);
+    free(joined);
+    return st;
+}
+
+/* K is divided into equal segments: the largest number, up to TP_SEGMENTS, that divides the units
+ * of all ranks. The cuts, and hence the sums, are then the same for any number of ranks. */
+int32_t part_segments(const struct loader *l, int64_t units_of_rank)
+{
+    int32_t n_ranks = l->m->shard.n_ranks, n = TP_SEGMENTS;
+    while (n > 1 && units_of_rank * n_ranks % n) {
+        n /= 2;
+    }
+    return n > n_ranks ? n / n_ranks : 1;
+}
+
+enum status part_head(struct loader *l, const char *base, bool stays_plain)
+{
+    const struct model_shard *s = &l->m->shard;
+    const int64_t first = s->head_sharded ? (int64_t)s->rank * s->vocab : 0;
+    struct stack head = {.pieces = {{base, l->c->vocab, first, s->vocab}},
+                         .n = 1,
+                         .n_in = l->c->hidden,
+                         .n_cols = l->c->hidden,
+                         .stays_plain = stays_plain};
+    return part_linear(l, &head, l->options->dtype, &l->m->head);
+}
