@@ -13,7 +13,7 @@ struct x_ring {
     uint64_t full[MOST], empty[MOST];
 };
 
-/* A position in the ring of x. */
+/* A position in a ring of slots. */
 template <int SLOTS> struct x_place {
     int slot = 0;
     uint32_t parity = 0;

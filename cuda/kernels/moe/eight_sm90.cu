@@ -33,7 +33,7 @@ template <typename T, bool UP> struct eight_computer {
     const struct eight_params &p;
     char *stages;
     struct eight_shared *s;
-    struct eight_ring at;
+    eight_ring at;
     int32_t group, row0;  // row0: the first of the thread's two rows in the tile
     int32_t n_pieces = 0; // so far
     struct eight_piece u; // the piece at hand

@@ -8,6 +8,7 @@
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/device/rounding.cuh"
 #include "cuda/kernels/device/wgmma.cuh"
+#include "cuda/kernels/gemm/x_ring.cuh"
 #include "cuda/kernels/moe/sm90.cuh"
 
 enum {
@@ -74,17 +75,7 @@ struct eight_walk {
     }
 };
 
-struct eight_ring {
-    int slot = 0;
-    uint32_t parity = 0;
-    __device__ __forceinline__ void next()
-    {
-        if (++slot == STAGES) {
-            slot = 0;
-            parity ^= 1;
-        }
-    }
-};
+using eight_ring = x_place<STAGES>;
 
 __device__ __forceinline__ struct moe_tile tile_at(const struct eight_params &p, int32_t i)
 {
@@ -123,7 +114,7 @@ template <bool UP> struct eight_loader {
     const CUtensorMap *w_map, *x_map;
     char *stages;
     struct eight_shared *s;
-    struct eight_ring at;
+    eight_ring at;
     int32_t tid;
     struct eight_piece u; // the piece at hand, later the next one
     bool is_alone;

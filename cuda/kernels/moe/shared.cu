@@ -13,6 +13,7 @@
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/device/quads.cuh"
 #include "cuda/kernels/device/wgmma.cuh"
+#include "cuda/kernels/gemm/x_ring.cuh"
 #include "cuda/kernels/moe/scores.cuh"
 #include "cuda/moe_shared.h"
 
@@ -86,17 +87,7 @@ struct shared_room {
     uint8_t has_more[STAGES][SPLITTERS];
 };
 
-struct ring {
-    int slot = 0;
-    uint32_t parity = 0;
-    __device__ __forceinline__ void next()
-    {
-        if (++slot == STAGES) {
-            slot = 0;
-            parity ^= 1;
-        }
-    }
-};
+using ring = x_place<STAGES>;
 
 /* The threads that load. */
 template <bool UP> struct loader {
@@ -110,7 +101,7 @@ template <bool UP> struct loader {
     /* Calls f with each box and its stage once that is free. */
     template <typename F> __device__ __forceinline__ void each_box(F f) const
     {
-        struct ring at;
+        ring at;
 #pragma unroll 1
         for (int box = 0; box < n_boxes; box++, at.next()) {
             barrier_wait(&s->empty[at.slot], at.parity ^ 1);
@@ -199,7 +190,7 @@ struct splitter {
 
     __device__ __forceinline__ void run() const
     {
-        struct ring at;
+        ring at;
         uint32_t more = (1u << STAGES) - 1; // by slot; nothing is known about the stages yet
 #pragma unroll 1
         for (int box = 0; box < n_boxes; box++, at.next()) {
@@ -256,7 +247,7 @@ template <bool UP> struct computer {
 
     __device__ __forceinline__ void multiply()
     {
-        struct ring at;
+        ring at;
         int last = 0; // slot of the previous box
 #pragma unroll 1
         for (int box = 0; box < n_boxes; box++, at.next()) {

@@ -21,6 +21,7 @@
  * partner is shared the other way: the two blocks take a band each. Bound by the tensor cores. */
 #include "cuda/kernels/device/hand_over.cuh"
 #include "cuda/kernels/device/launch.cuh"
+#include "cuda/kernels/gemm/x_ring.cuh"
 #include "cuda/kernels/moe/room.cuh"
 #include "cuda/kernels/moe/sm90_results.cuh"
 #include "cuda/moe_shared.h"
@@ -81,17 +82,7 @@ __device__ __forceinline__ struct piece find_piece(const struct product_params &
             is_paired, any.group_n == 1};
 }
 
-struct ring {
-    int slot = 0;
-    uint32_t parity = 0;
-    __device__ __forceinline__ void next()
-    {
-        if (++slot == STAGES) {
-            slot = 0;
-            parity ^= 1;
-        }
-    }
-};
+using ring = x_place<STAGES>;
 
 /* Loads a box of the band's weights, and of its rows if those are contiguous (the down product).
  * Weights that no other tile reads leave the L2 cache first. */
@@ -136,7 +127,7 @@ __device__ __forceinline__ void load_all(const struct product_params &p, const C
     const int tid = threadIdx.x, rank = (int)cluster_rank(), n = n_units(p);
     const int n_boxes = (p.n_in + DEPTH - 1) / DEPTH;
     const int first_row = tid >> 3, chunk = tid & 7;
-    struct ring at;
+    ring at;
     uint64_t *copying = NULL; // barrier of the previous box, whose copies may be in flight
     if (!UP && tid > 0) {
         return;
@@ -191,7 +182,7 @@ template <typename T, int KIND> struct computer {
     const struct product_params &p;
     char *stages;
     struct shared *s;
-    struct ring at;
+    ring at;
     int tid, group, n_boxes;
     int last; // slot of the previous box, which the tensor cores may still read
     float d[HALF_COLUMNS];
