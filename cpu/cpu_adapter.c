@@ -2,10 +2,8 @@
 /* Low-rank adapters: y += B (A x) for the rows of sequences that have one. The matrices are fp32
  * and stored by rows, so every element of a result is one dot product, whose bits depend on the row
  * alone. First the threads divide A x of some rows among them, then what is added to y. */
-#include "cpu/cpu_internal.h"
+#include "cpu/cpu_state.h"
 #include "engine/base/minmax.h"
-
-#include <string.h>
 
 enum {
     ROWS = 256,       // rows at a time
@@ -22,20 +20,11 @@ struct adapter_job {
     float *room; // [n_rows, ranks of all modules]
 };
 
-/* Rounded as the weights of products are. */
-static float rounded(enum dtype dtype, float x)
-{
-    switch (dtype) {
-    case DT_BF16: return bf16_to_f32(bf16_of(x));
-    case DT_F16: return f16_to_f32(f16_of(x));
-    default: return x;
-    }
-}
-
+/* As the weights of products are rounded. */
 void cpu_adapter_round(enum dtype dtype, float *x, int64_t n)
 {
     for (int64_t i = 0; i < n; i++) {
-        x[i] = rounded(dtype, x[i]);
+        x[i] = cpu_state_rounded(dtype, x[i]);
     }
 }
 

@@ -328,7 +328,7 @@ static enum status read_bias(struct cpu_backend *cpu, const struct weight_desc *
     return OK;
 }
 
-/* Vectors and adapters are kept in fp32, as they are. */
+/* Vectors and adapters are kept in fp32, row by row. Adapters are rounded to their dtype first. */
 static enum status read_plain(struct cpu_backend *cpu, const struct weight_desc *desc,
                               struct weight *w)
 {
