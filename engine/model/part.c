@@ -5,7 +5,6 @@
 
 #include "engine/base/hash.h"
 #include "engine/base/log.h"
-#include "engine/base/mem.h"
 #include "engine/base/minmax.h"
 
 #include <math.h>

@@ -4,7 +4,8 @@
  * only finds candidates; tokens are compared. Nodes are entered when a sequence is admitted, before
  * its rows are computed ("pending", with a producer), so that later sequences with the same prefix
  * wait for it instead of computing it again. Nodes become valid when the step that computes their
- * rows has been submitted. Thread: engine. */
+ * rows has been submitted.
+ * Thread: engine. */
 #ifndef SLUICE_ENGINE_SCHEDULE_PREFIX_CACHE_H
 #define SLUICE_ENGINE_SCHEDULE_PREFIX_CACHE_H
 
