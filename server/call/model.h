@@ -60,6 +60,8 @@ void call_model_close(struct call_model *m); // accepts a zeroed struct
  * (request_thinking.c). */
 bool call_model_limits_reasoning(const struct call_model *m);
 
+/* model_names.c, as the following: fills in the names at startup. */
+void call_model_make_names(struct call_model *m, const struct config *config);
 /* The served name equal to `name`, of the model or of an adapter; NULL if there is none. NULL
  * selects the default. */
 const char *call_model_name(const struct call_model *m, const char *name);
