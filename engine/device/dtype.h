@@ -105,6 +105,7 @@ static inline float dtype_load(const void *data, enum dtype t, size_t i)
 /* Bits of one element, and its value; not for I64, nor for I32 beyond 2^24. */
 int32_t dtype_bits(enum dtype t);
 float dtype_value(enum dtype t, uint32_t bits);
+const char *dtype_number_name(enum dtype t); // for messages; not the name in config.json
 
 #ifdef __cplusplus
 }
