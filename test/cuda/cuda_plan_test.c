@@ -229,10 +229,10 @@ TEST(keys_that_many_rows_read_are_expanded)
     const struct kv_set_desc set = {
         .n_layers = 1, .layers = &layer, .dtype = DT_BF16, .format = KV_INT4};
     const struct kv_view view = kv_view_make(&layer, &set, 16, 1, NULL);
-    const struct pass_seq seqs[] = {{3, 0, 700, 1000, false},
-                                    {1, 700, 1, 5000, false},
-                                    {0, 701, 100, 0, false},
-                                    {2, 801, 63, 20, false}};
+    const struct pass_seq seqs[] = {{3, 0, 700, 1000, false, 0},
+                                    {1, 700, 1, 5000, false, 0},
+                                    {0, 701, 100, 0, false, 0},
+                                    {2, 801, 63, 20, false, 0}};
     const struct pass pass = {.n_rows = 864, .n_seqs = 4, .seqs = seqs};
     for (int32_t n_pages = 0; n_pages < 150; n_pages++) {
         struct attention_limits l = {.max_rows = 1024,
