@@ -39,6 +39,7 @@ FAMILIES = [
         # LayerNorm with bias, a plain two-matrix MLP, biases everywhere, a window on all layers,
         # tied head.
         "folder": "starcoder2",
+        "drawn": True,
         "model_type": "starcoder2",
         "config": {
             "intermediate_size": 128,
@@ -54,6 +55,7 @@ FAMILIES = [
     {
         # LayerNorm with bias, RoPE on a quarter of each head, biases on q, k and v only.
         "folder": "stablelm",
+        "drawn": True,
         "model_type": "stablelm",
         "config": {
             "num_hidden_layers": 2,
@@ -73,6 +75,7 @@ FAMILIES = [
         # Norms before and after each sub-layer, interleaved RoPE on half of each head, fused gate
         # and up.
         "folder": "glm4",
+        "drawn": True,
         "model_type": "glm4",
         "config": {
             "num_hidden_layers": 2,
@@ -313,6 +316,7 @@ FAMILIES = [
         # The first Gemma: norms before each sub-layer only, one key/value head, embeddings scaled by
         # a square root that bf16 cannot hold.
         "folder": "gemma",
+        "drawn": True,
         "model_type": "gemma",
         "config": {
             "hidden_size": 48,
@@ -349,6 +353,7 @@ FAMILIES = [
         # that vector widths, segments and two ranks do not divide evenly: six heads, an odd
         # vocabulary, an ffn whose half is 36.
         "folder": "stablelm-2",
+        "drawn": True,
         "model_type": "stablelm",
         "config": {
             "num_hidden_layers": 2,
