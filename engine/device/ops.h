@@ -34,6 +34,13 @@ struct logit_bests {
     int32_t n_rows, n_drawn; // number of rows; number of leading ids that the bands cover
 };
 
+/* The keys that each row of the pass attends to, in layers with sparse attention. index_pick leaves
+ * it for the attention of its layer, and of later layers that share its picks. */
+struct key_picks {
+    struct dmem p; // NULL: every row attends to all keys that it sees
+    int32_t top_k;
+};
+
 /* ---- the ops' args */
 
 /* x[row] = table[token(row)] * scale, multiplied in fp32. The caller has rounded scale to the
@@ -162,6 +169,29 @@ struct mla_store_args {
     struct query_growth growth;
 };
 
+/* The keys that index_pick compares with: k = norm(k) with a bias, rotated, is stored as the single
+ * key head of `layer`, which has no attention of its own (kv_layer.index). q is rotated in place.
+ * Only the first 2 * n_pairs elements of each head are rotated. */
+struct index_store_args {
+    struct tensor q;               // [n_rows, n_heads, head_dim]
+    struct tensor k;               // [n_rows, head_dim]; need not be preserved
+    const struct rope_table *rope; // NULL: no rotation
+    int32_t n_rows, layer, n_heads, head_dim;
+    const struct weight *norm, *norm_bias; // VECTOR [head_dim]: of a LayerNorm
+    float eps;
+};
+
+/* Picks for each row the top_k keys with the highest scores among those that it sees (struct
+ * pass_seq), or all if there are no more; of equal scores the earlier positions win. The score of a
+ * key, in fp32: the sum over heads h, in ascending order, of weights[h] * max(q[h] . key, 0). A
+ * row's picks do not depend on the other rows. */
+struct index_pick_args {
+    struct tensor q;       // [n_rows, n_heads, head_dim], as index_store left it
+    struct tensor weights; // [n_rows, n_heads], act dtype
+    int32_t n_rows, layer, n_heads, head_dim, top_k;
+    struct key_picks *picks; // filled
+};
+
 /* One op for prefill, decoding and trees; struct pass_seq defines which keys a row sees. K and V
  * are always read from pages, even those of the pass's own rows. q: [n_rows, n_heads, head_dim_k]
  * with rows q.stride apart (it may lie inside qkv); out: [n_rows, n_heads, head_dim_v]. */
@@ -172,7 +202,8 @@ struct attention_args {
     int32_t window; // key j is visible to position i iff i - window < j; 0: no window
     int32_t chunk;  // only keys from i / chunk * chunk on are visible; 0: no chunks
     float softcap;  // 0: none; otherwise scores become cap * tanh(score / cap) before masking
-    const struct weight *sinks; // VECTOR [n_heads]: added to the denominator only; NULL: none
+    const struct weight *sinks;    // VECTOR [n_heads]: added to the denominator only; NULL: none
+    const struct key_picks *picks; // only these keys are visible (MLA only); NULL: all
 };
 
 enum activation { ACT_SILU, ACT_GELU_TANH, ACT_GELU, ACT_RELU, ACT_GPT_OSS, ACT_RELU2 };
@@ -495,6 +526,10 @@ struct backend_ops {
                        const struct linear_heads_args *absorb,
                        const struct attention_args *attention,
                        const struct linear_heads_args *expand);
+
+    /* ---- sparse attention: both or none (NULL: models with it are unsupported). */
+    enum status (*index_store)(struct backend *be, const struct index_store_args *a);
+    enum status (*index_pick)(struct backend *be, const struct index_pick_args *a);
 
     /* Optional: true if the op, alone or fused, accepts a product left as partial sums in these
      * args and adds them itself. NULL: it never does, so products that it reads must be
