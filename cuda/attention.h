@@ -81,8 +81,10 @@ struct attention_launch {
     float scale;
     int32_t window, chunk;
     float softcap;
-    const float *sinks; // [n_heads] or NULL
-    void *workspace;    // for partial results; see attention_workspace_bytes
+    const float *sinks;   // [n_heads] or NULL
+    const int32_t *picks; // the rows' lists of keys (index.h), only for MLA; NULL: none
+    int32_t top_k;        // of these lists
+    void *workspace;      // for partial results; see attention_workspace_bytes
     size_t workspace_bytes;
     const struct attention_limits *limits; // in host memory
 };

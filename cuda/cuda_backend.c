@@ -7,6 +7,7 @@
 #include "cuda/cuda_comm.h"
 #include "cuda/cuda_upload.h"
 #include "cuda/cuda_weights.h"
+#include "cuda/index.h"
 #include "engine/base/minmax.h"
 
 #include <stdlib.h>
@@ -119,6 +120,26 @@ enum status cuda_setup(struct backend *base, const struct backend_limits *limits
     return OK;
 }
 
+/* Allocates the lists of picks with the first set that has an index. Until then it is unknown
+ * whether the model needs them. */
+static enum status open_picks(struct cuda_backend *be, const struct kv_set_desc *desc,
+                              struct err *err)
+{
+    bool has_index = false;
+    for (int32_t i = 0; i < desc->n_layers; i++) {
+        has_index = has_index || desc->layers[i].index;
+    }
+    if (!has_index || be->scratch.picks) {
+        return OK;
+    }
+    const size_t words = (size_t)be->limits.max_rows * PICK_STRIDE(INDEX_MOST_PICKS);
+    const enum status st =
+        cuda_alloc(&be->device, words * sizeof(int32_t), (void **)&be->scratch.picks);
+    return st == OK ? OK
+                    : err_set(err, st, "no %zu MiB of device memory are left for sparse attention",
+                              words * sizeof(int32_t) >> 20);
+}
+
 enum status cuda_kv_open(struct backend *base, int32_t set, const struct kv_set_desc *desc,
                          struct err *err)
 {
@@ -127,6 +148,7 @@ enum status cuda_kv_open(struct backend *base, int32_t set, const struct kv_set_
     if (!be->is_set_up) {
         return err_set(err, ERR_INVALID, "KV set %d cannot be opened", set);
     }
+    TRY(open_picks(be, desc, err));
     return kv_open(&be->kv, set, desc, &be->attention, err);
 }
 

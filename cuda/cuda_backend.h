@@ -21,6 +21,7 @@
 struct op_scratch {
     void *memory, *attention;
     size_t n_bytes; // bytes of `memory`
+    int32_t *picks; // see index.h; NULL: no layer is an index
     struct sample_scratch sample;
     float *shards;       // gathered shards of logits
     float *adapter_sums; // see adapter.h

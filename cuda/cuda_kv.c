@@ -186,7 +186,9 @@ enum status kv_open(struct kv_sets *kv, int32_t index, const struct kv_set_desc 
         regions[i].base = at;
         regions[i].page_bytes = v.page_stride * (int64_t)kv_element_bytes(&v);
         regions[i].view = set->layers[i];
-        attention_learn(attention, index, desc->layers[i].n_heads, &set->layers[i]);
+        if (!desc->layers[i].index) {
+            attention_learn(attention, index, desc->layers[i].n_heads, &set->layers[i]);
+        }
         at += (size_t)regions[i].page_bytes * n_pages;
     }
     set->n_layers = desc->n_layers;

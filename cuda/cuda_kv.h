@@ -34,7 +34,7 @@ struct kv_view kv_view_make(const struct kv_layer *l, const struct kv_set_desc *
                             int32_t block_tokens, int32_t n_pages, void *base);
 enum status cuda_kv_bytes(struct backend *base, const struct kv_set_desc *desc,
                           int32_t block_tokens, size_t *out);
-/* Also passes the layers of the set to attention_learn. */
+/* Also passes the set's layers of attention to attention_learn. */
 enum status kv_open(struct kv_sets *kv, int32_t index, const struct kv_set_desc *desc,
                     struct attention_limits *attention, struct err *err);
 /* Hidden states by slot, stored as K of a single head as wide as a row. */

@@ -78,6 +78,10 @@ enum status cuda_op_mla(struct backend *base, const struct mla_store_args *store
                         const struct linear_heads_args *expand);
 bool cuda_op_rope_store_adds_sums(struct backend *base, const struct rope_store_args *a);
 
+/* cuda_ops_index.c */
+enum status cuda_op_index_store(struct backend *base, const struct index_store_args *a);
+enum status cuda_op_index_pick(struct backend *base, const struct index_pick_args *a);
+
 /* cuda_ops_moe.c */
 enum status cuda_op_moe_route(struct backend *base, const struct moe_route_args *a);
 enum status cuda_op_moe_ffn(struct backend *base, const struct moe_ffn_args *a);

@@ -110,6 +110,19 @@ enum status cuda_op_mla_store(struct backend *base, const struct mla_store_args 
     return OK;
 }
 
+/* True if rows attend to lists of keys. */
+static bool has_picks(const struct attention_args *a)
+{
+    return a->picks && a->picks->p.p;
+}
+
+/* Only MLA without bounds or caps has lists. */
+static bool picks_ok(const struct attention_args *a, const struct kv_view *kv)
+{
+    return !has_picks(a) || (a->n_kv_heads == 1 && kv->v_offset == 0 && a->picks->top_k > 0 &&
+                             a->window <= 0 && a->chunk <= 0 && a->softcap <= 0.0f && !a->sinks);
+}
+
 /* Checks what the attention kernels rely on. */
 static enum status attention_ok(const struct cuda_backend *be, const struct attention_args *a,
                                 const struct kv_view *kv)
@@ -117,7 +130,8 @@ static enum status attention_ok(const struct cuda_backend *be, const struct atte
     const bool ok = kv && a->n_rows <= be->passes.view.n_rows && kv->n_kv_heads == a->n_kv_heads &&
                     kv->head_dim_k == a->head_dim_k && kv->head_dim_v == a->head_dim_v &&
                     a->n_heads % a->n_kv_heads == 0 && fits(a->q, a->n_heads * a->head_dim_k) &&
-                    fits(a->out, a->n_heads * a->head_dim_v) && a->q.dtype == a->out.dtype;
+                    fits(a->out, a->n_heads * a->head_dim_v) && a->q.dtype == a->out.dtype &&
+                    picks_ok(a, kv);
     return ok ? OK : ERR_INVALID;
 }
 
@@ -145,13 +159,16 @@ static struct attention_launch launch_of(const struct cuda_backend *be,
         .chunk = a->chunk,
         .softcap = a->softcap,
         .sinks = vector(a->sinks),
+        .picks = has_picks(a) ? a->picks->p.p : NULL,
+        .top_k = has_picks(a) ? a->picks->top_k : 0,
         .workspace = be->scratch.attention,
         .workspace_bytes = attention_workspace_bytes(&be->attention),
         .limits = &be->attention,
     };
 }
 
-/* Rows of trees in deterministic mode read copies of their paths, which are made first. */
+/* Rows of trees in deterministic mode read copies of their paths, which are made first; lists have
+ * a path's keys in its order anyway. */
 enum status cuda_op_attention(struct backend *base, const struct attention_args *a)
 {
     struct cuda_backend *be = cuda_backend_of(base);
@@ -159,7 +176,7 @@ enum status cuda_op_attention(struct backend *base, const struct attention_args 
     const struct kv_view *kv = layer_kv(be, a->layer);
     TRY(attention_ok(be, a, kv));
     const struct attention_launch l = launch_of(be, a, kv);
-    if (be->attention.max_paths > 0 && be->passes.pass->kv_set == 0) {
+    if (be->attention.max_paths > 0 && be->passes.pass->kv_set == 0 && !has_picks(a)) {
         CUDA_TRY(&be->device, attention_paths(be->device.stream, &l));
     }
     CUDA_TRY(&be->device, attention_launch(be->device.stream, &l));
@@ -179,9 +196,10 @@ static bool may_be_few(const struct cuda_backend *be, const struct rope_store_ar
                          a->n_rows <= BOUNDED_ROWS && r->sums.n == 0 &&
                          (a->window <= 0 || !be->passes.few.has_trees);
     return r->n_rows == a->n_rows && r->layer == a->layer && r->n_kv_heads == a->n_kv_heads &&
-           a->chunk <= 0 && r->n_heads == a->n_heads && r->qkv.mem.p == a->q.mem.p &&
-           r->qkv.dtype == a->q.dtype && r->qkv.stride == a->q.stride && a->scale > 0.0f &&
-           (plain || bounded) && a->softcap <= 0.0f && rope_is_few(be, r, kv);
+           !has_picks(a) && a->chunk <= 0 && r->n_heads == a->n_heads &&
+           r->qkv.mem.p == a->q.mem.p && r->qkv.dtype == a->q.dtype &&
+           r->qkv.stride == a->q.stride && a->scale > 0.0f && (plain || bounded) &&
+           a->softcap <= 0.0f && rope_is_few(be, r, kv);
 }
 
 /* True if attention can write its output as the codes that product `l` reads. The inputs that share
@@ -270,7 +288,7 @@ static bool mla_is_few(const struct cuda_backend *be, const struct mla_store_arg
                       absorb->y.mem.p == a->q.mem.p && s->q_out.mem.p == a->q.mem.p &&
                       expand->x.mem.p == a->out.mem.p && expand->y_head >= v_dim;
     if (!same || !mla_fits(be, s) || a->window > 0 || a->chunk > 0 || a->softcap > 0.0f ||
-        a->sinks ||
+        a->sinks || has_picks(a) ||
         !heads_are(absorb->weight, s->q.dtype, s->n_heads, s->kv_lora, s->q_rope_offset) ||
         !heads_are(expand->weight, s->q.dtype, s->n_heads, v_dim, s->kv_lora) ||
         expand->y.dtype != s->q.dtype ||

@@ -153,6 +153,9 @@ static cudaError_t launch_expanded(cudaStream_t stream, const struct attention_l
 
 extern "C" cudaError_t attention_launch(cudaStream_t stream, const struct attention_launch *a)
 {
+    if (a->picks) {
+        return attention_picked(stream, a);
+    }
     const bool codes = attention_codes_takes(a), sm90 = attention_sm90_takes(a);
     if (!codes && !sm90 && !attention_mma_takes(a)) {
         return attention_plain(stream, a);

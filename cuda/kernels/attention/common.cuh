@@ -270,6 +270,7 @@ struct kv_view attention_expanded(const struct kv_view *kv, void *memory, int32_
 cudaError_t attention_expand(cudaStream_t stream, const struct attention_launch *a,
                              const struct kv_view *to);
 cudaError_t attention_plain(cudaStream_t stream, const struct attention_launch *a);
+cudaError_t attention_picked(cudaStream_t stream, const struct attention_launch *a);
 bool attention_codes_takes(const struct attention_launch *a);
 bool attention_sm90_takes(const struct attention_launch *a);
 bool attention_mma_takes(const struct attention_launch *a);

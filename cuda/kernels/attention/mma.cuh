@@ -5,7 +5,7 @@
 #define SLUICE_CUDA_KERNELS_ATTENTION_MMA_CUH
 
 #include "cuda/kernels/attention/common.cuh"
-#include "cuda/kernels/device/kv_codes.cuh"
+#include "cuda/kernels/device/kv_decode.cuh"
 
 enum { N_WARPS = 8, BLOCK_ROWS = 64, N_STAGES = 2, MAX_DIM_K = 576 };
 
@@ -95,28 +95,6 @@ __device__ __forceinline__ void mma<f16_t>(float (&d)[4], const uint32_t (&a)[4]
         "{%8, %9}, {%0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-/* Writes eight elements of a token's row, from d on, rounded to T; or zeros if there is no such
- * token. */
-template <typename T>
-__device__ __forceinline__ void put_decoded(T *to, const struct kv_codes &c,
-                                            const struct kv_place &at, bool is_v, struct kv_scale s,
-                                            int d, bool real)
-{
-    vec<T> out;
-    uint8_t bytes[8] = {};
-    if (real && c.format == KV_INT4) {
-        *(uint32_t *)bytes = *(const uint32_t *)kv_byte(c, at, is_v, d / 2);
-    } else if (real) {
-        *(uint2 *)bytes = *(const uint2 *)kv_byte(c, at, is_v, d);
-    }
-#pragma unroll
-    for (int e = 0; e < 8; e++) {
-        const float x = kv_number(c.format, s, bytes[c.format == KV_INT4 ? e / 2 : e], e);
-        out.v[e] = from_float<T>(real ? x : 0.0f);
-    }
-    out.store(to);
 }
 
 /* NP: number of pairs of 8 columns of the value per warp. CODES: pages contain codes, which are
