@@ -16,8 +16,7 @@ static const struct rope_view no_rope = {.max_pos = 1};
 static const struct kv_view *index_kv(const struct cuda_backend *be, int32_t layer, int32_t n_rows,
                                       int32_t head_dim)
 {
-    const struct kv_view *kv =
-        be->passes.pass ? kv_layer(&be->kv, be->passes.set, layer) : NULL;
+    const struct kv_view *kv = be->passes.pass ? kv_layer(&be->kv, be->passes.set, layer) : NULL;
     const bool ok = kv && n_rows <= be->passes.view.n_rows && kv->n_kv_heads == 1 &&
                     kv->v_offset == 0 && kv->head_dim_k == head_dim && head_dim <= INDEX_MAX_DIM;
     return ok ? kv : NULL;
@@ -46,8 +45,8 @@ enum status cuda_op_index_store(struct backend *base, const struct index_store_a
     return OK;
 }
 
-/* The largest number of slots that a row of the pass may see. A pass that may be captured stands for
- * others, of any length. */
+/* The largest number of slots that a row of the pass may see. A pass that may be captured stands
+ * for others, of any length. */
 static int64_t most_slots(const struct cuda_backend *be, int32_t n_rows)
 {
     const struct backend_limits *l = &be->limits;

@@ -30,9 +30,9 @@ struct index_launch {
     int32_t first_row, end_row, n_heads, head_dim, top_k;
     struct kv_view kv;
     struct pass_view pass;
-    float *scores;        // [end_row - first_row, scores_stride], by slot
+    float *scores;         // [end_row - first_row, scores_stride], by slot
     int64_t scores_stride; // at least the number of slots of any row, rounded up to INDEX_TILE
-    int32_t *lists;       // that of row 0
+    int32_t *lists;        // that of row 0
     int32_t sm, n_sms;
 };
 

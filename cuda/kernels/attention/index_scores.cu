@@ -4,10 +4,11 @@
  *
  * Tensor cores (16-bit types): a block of 8 warps takes tiles of 256 keys of a sequence, and for
  * each tile all of its rows of that sequence in turn. A warp keeps its 32 keys in registers as the
- * second operand; the queries of a row, up to 64 heads at a time, are the first one and pass through
- * two stages of shared memory (the second one is where the keys came in). Each thread adds up its
- * heads in ascending order, then eight threads join their sums; a key's score is the same wherever
- * it lies. Bound by reading the keys for decoding rows, and by the tensor cores for prompts.
+ * second operand; the queries of a row, up to 64 heads at a time, are the first one and pass
+ * through two stages of shared memory (the second one is where the keys came in). Each thread adds
+ * up its heads in ascending order, then eight threads join their sums; a key's score is the same
+ * wherever it lies. Bound by reading the keys for decoding rows, and by the tensor cores for
+ * prompts.
  *
  * Plain (fp32, and heads that are no whole vectors): a thread scores one key, head after head.
  *
@@ -123,8 +124,8 @@ template <typename T, int KS, bool CODES> struct score_block {
 
     __device__ __forceinline__ void keys_to_registers()
     {
-        const T *from = keys + (warp * WARP_KEYS + (lane >> 4) * 8 + (lane & 7)) * PITCH +
-                        (lane >> 3 & 1) * 8;
+        const T *from =
+            keys + (warp * WARP_KEYS + (lane >> 4) * 8 + (lane & 7)) * PITCH + (lane >> 3 & 1) * 8;
 #pragma unroll
         for (int s = 0; s < KS; s++) {
 #pragma unroll
@@ -293,8 +294,7 @@ static cudaError_t launch_fast(cudaStream_t stream, dim3 grid, const struct scor
     constexpr int bytes = score_block<T, KS, CODES>::BYTES;
     const cudaError_t e =
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-    return e != cudaSuccess ? e
-                            : launch(kernel, grid, dim3(SCORE_WARPS * 32), bytes, stream, p);
+    return e != cudaSuccess ? e : launch(kernel, grid, dim3(SCORE_WARPS * 32), bytes, stream, p);
 }
 
 template <typename T, bool CODES>
@@ -396,10 +396,10 @@ extern "C" cudaError_t k_index_scores(cudaStream_t stream, const struct index_la
     enum { BLOCKS_PER_SM = 4 };
     const bool fast = is_fast(a);
     const int n_rows = a->end_row - a->first_row, per_block = fast ? rows_of_block(n_rows) : 1;
-    const struct score_params p = {
-        a->q,       a->weights, a->q_stride, a->weights_stride, a->n_heads,       a->head_dim,
-        a->top_k,   a->first_row, a->end_row, per_block,        a->scores,        a->scores_stride,
-        a->kv,      a->pass};
+    const struct score_params p = {a->q,       a->weights,  a->q_stride, a->weights_stride,
+                                   a->n_heads, a->head_dim, a->top_k,    a->first_row,
+                                   a->end_row, per_block,   a->scores,   a->scores_stride,
+                                   a->kv,      a->pass};
     const int runs = (n_rows + per_block - 1) / per_block;
     const int64_t most = a->scores_stride / (fast ? (int)INDEX_TILE : (int)PLAIN_KEYS);
     int64_t tiles = (a->n_sms * BLOCKS_PER_SM + runs - 1) / runs;

@@ -49,7 +49,7 @@ struct row_orders {
 struct select_memory {
     uint32_t counts[BINS][32]; // [bin][lane]
     uint32_t totals[BINS];
-    uint32_t digit, above;           // the digit found, and the number of orders with a higher one
+    uint32_t digit, above;          // the digit found, and the number of orders with a higher one
     uint32_t sums[2][SELECT_WARPS]; // of warps, for the last turn
 };
 
@@ -168,8 +168,8 @@ __device__ __forceinline__ void write_picks(struct select_memory &m, const row_o
             const uint32_t other = __shfl_up_sync(0xffffffffu, warps, step);
             warps += lane >= step ? other : 0u;
         }
-        const uint32_t of_warp = __shfl_sync(0xffffffffu, warps, warp) -
-                                 __shfl_sync(0xffffffffu, up_to, 31);
+        const uint32_t of_warp =
+            __shfl_sync(0xffffffffu, warps, warp) - __shfl_sync(0xffffffffu, up_to, 31);
         const uint32_t before = of_warp + up_to - own, all = __shfl_sync(0xffffffffu, warps, 31);
         uint32_t n_above = above + (before & 0xffffu), at_equal = equal + (before >> 16);
 #pragma unroll

@@ -16,11 +16,10 @@ struct store_params {
 /* Stores the key of a block's row. A key with NaN or infinity is stored as NaN throughout, so that
  * it scores 0 for the rows that see it. */
 template <typename T, typename C>
-__device__ __forceinline__ void store_key(const T *k, const struct store_params &p,
-                                          const struct rope_view &rope, const float *cos_sin,
-                                          const float *norm, const float *bias,
-                                          const struct kv_view &kv, const struct pass_view &pass,
-                                          const struct pass_row &row)
+__device__ __forceinline__ void
+store_key(const T *k, const struct store_params &p, const struct rope_view &rope,
+          const float *cos_sin, const float *norm, const float *bias, const struct kv_view &kv,
+          const struct pass_view &pass, const struct pass_row &row)
 {
     __shared__ float normed[INDEX_MAX_DIM], key[INDEX_MAX_DIM], shared[32];
     const int n = p.head_dim;
@@ -107,10 +106,10 @@ extern "C" cudaError_t k_index_store(cudaStream_t stream, const struct index_sto
     const struct store_params p = {a->q.stride, a->k.stride, a->n_heads, a->head_dim, a->eps};
     const int by_heads = rope->n_pairs > 0 ? (a->n_heads + ROPE_WARPS - 1) / ROPE_WARPS : 0;
     const dim3 grid(a->n_rows, 1 + by_heads), block(32 * ROPE_WARPS);
-    BY_DTYPE(a->q.dtype, T,
-             BY_DTYPE(kv->dtype, C,
-                      return launch(index_store_kernel<T, C>, grid, block, 0, stream,
-                                    (T *)a->q.mem.p, (const T *)a->k.mem.p, p, *rope, norm,
-                                    norm_bias, *kv, *pass)));
+    BY_DTYPE(
+        a->q.dtype, T,
+        BY_DTYPE(kv->dtype, C,
+                 return launch(index_store_kernel<T, C>, grid, block, 0, stream, (T *)a->q.mem.p,
+                               (const T *)a->k.mem.p, p, *rope, norm, norm_bias, *kv, *pass)));
     return cudaErrorInvalidValue;
 }

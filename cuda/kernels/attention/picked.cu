@@ -3,13 +3,13 @@
  * independent, so decoding rows, prompts and trees are computed alike, and a row's bits depend on
  * its list only; in deterministic mode also how the list is split is fixed.
  *
- * Grid: (rows, groups of heads, parts of the list). Block: 8 warps and 16 MT query heads. It gathers
- * tiles of 32 keys from pages into two stages of shared memory, where the first elements of a key
- * are also its value. For scores a warp has 16 heads, 16 keys and, with few heads, a part of the
- * key's elements, so that all warps have work; the softmax, where a warp has whole rows, adds up the
- * parts. Then each warp sums columns of the value. If a list is split, each part leaves its values,
- * maximum and sum, which the second kernel joins in order. The bounds of parts are counted from the
- * list's start, in whole tiles.
+ * Grid: (rows, groups of heads, parts of the list). Block: 8 warps and 16 MT query heads. It
+ * gathers tiles of 32 keys from pages into two stages of shared memory, where the first elements of
+ * a key are also its value. For scores a warp has 16 heads, 16 keys and, with few heads, a part of
+ * the key's elements, so that all warps have work; the softmax, where a warp has whole rows, adds
+ * up the parts. Then each warp sums columns of the value. If a list is split, each part leaves its
+ * values, maximum and sum, which the second kernel joins in order. The bounds of parts are counted
+ * from the list's start, in whole tiles.
  *
  * Bound by gathering keys from the L2 cache with few heads, and by the tensor cores with 64 or
  * more. */
@@ -37,8 +37,8 @@ struct picked_params {
 
 __device__ __forceinline__ float *slot_at(const struct picked_params &p, int part, int head)
 {
-    return p.slots + (((int64_t)blockIdx.x * p.n_parts + part) * p.n_heads + head) *
-                         (p.kv.head_dim_v + 4);
+    return p.slots +
+           (((int64_t)blockIdx.x * p.n_parts + part) * p.n_heads + head) * (p.kv.head_dim_v + 4);
 }
 
 /* The layout of shared memory, in bytes; `pitch` is in elements. */
@@ -102,8 +102,8 @@ template <typename T, int MT, int NP, bool CODES> struct picked_block {
     /* Loads the queries; heads and elements that do not exist are zeros. */
     __device__ __forceinline__ void load_q()
     {
-        const T *from = (const T *)p.q + (int64_t)row * p.q_stride +
-                        (int64_t)first_head * p.kv.head_dim_k;
+        const T *from =
+            (const T *)p.q + (int64_t)row * p.q_stride + (int64_t)first_head * p.kv.head_dim_k;
         for (int h = tid >> 3; h < HEADS; h += 32) {
             for (int d = (tid & 7) * 8; d < l.pitch - 8; d += 64) {
                 const bool is_real = h < n_heads && d < p.kv.head_dim_k;
@@ -168,8 +168,8 @@ template <typename T, int MT, int NP, bool CODES> struct picked_block {
             mma_16x8x16(s[0], a, b[0], b[1], T());
             mma_16x8x16(s[1], a, b[2], b[3], T());
         }
-        float *to = scores + (part * HEADS + m * 16 + (lane >> 2)) * SCORE_PITCH + n * 16 +
-                    (lane & 3) * 2;
+        float *to =
+            scores + (part * HEADS + m * 16 + (lane >> 2)) * SCORE_PITCH + n * 16 + (lane & 3) * 2;
 #pragma unroll
         for (int f = 0; f < 2; f++) {
             *reinterpret_cast<float2 *>(to + f * 8) = make_float2(s[f][0], s[f][1]);
@@ -475,13 +475,22 @@ static cudaError_t launch_picked(cudaStream_t stream, const struct attention_lau
     const int n_parts = ceil_div(a->top_k, part);
     const size_t row_bytes =
         (size_t)n_parts * attention_slot_floats(a->n_heads, a->kv.head_dim_v) * sizeof(float);
-    struct picked_params p = {
-        a->q,           a->out,         a->q_stride,
-        a->out_stride,  a->kv,          a->pass.rows,
-        a->pass.blocks, a->picks,       a->pass.blocks_stride,
-        a->top_k,       a->n_heads,     0,
-        a->scale * 1.4426950408889634f, part,
-        n_parts,        (float *)((char *)a->workspace + scratch)};
+    struct picked_params p = {a->q,
+                              a->out,
+                              a->q_stride,
+                              a->out_stride,
+                              a->kv,
+                              a->pass.rows,
+                              a->pass.blocks,
+                              a->picks,
+                              a->pass.blocks_stride,
+                              a->top_k,
+                              a->n_heads,
+                              0,
+                              a->scale * 1.4426950408889634f,
+                              part,
+                              n_parts,
+                              (float *)((char *)a->workspace + scratch)};
     int at_once = a->n_rows;
     if (n_parts > 1) {
         const size_t room = a->workspace_bytes > scratch ? a->workspace_bytes - scratch : 0;
@@ -508,6 +517,5 @@ cudaError_t attention_picked(cudaStream_t stream, const struct attention_launch 
     if (!is_fast(a)) {
         return attention_plain(stream, a);
     }
-    return a->dtype == DT_BF16 ? launch_picked<bf16_t>(stream, a)
-                               : launch_picked<f16_t>(stream, a);
+    return a->dtype == DT_BF16 ? launch_picked<bf16_t>(stream, a) : launch_picked<f16_t>(stream, a);
 }

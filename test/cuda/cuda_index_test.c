@@ -1,0 +1,388 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Sparse attention: keys are stored for the index, each row picks keys by their scores, and attends
+ * to its picks. Compared with the definitions of these ops in double precision. */
+#include "test/cuda/cuda_index.h"
+
+static const struct stored plain_numbers = {.format = KV_PLAIN};
+
+/* ---- picks --------------------------------------------------------------------------------- */
+
+/* The slots that row r sees, in ascending order. */
+static int32_t slots_seen(const struct index_bed *t, int32_t r, int32_t *slots)
+{
+    const struct pass *pass = &t->t.pass;
+    int32_t i = 0, n = 0;
+    while (r >= pass->seqs[i].first_row + pass->seqs[i].n_rows) {
+        i++;
+    }
+    const struct pass_seq *seq = &pass->seqs[i];
+    for (int32_t slot = 0; slot < seq->n_past; slot++) {
+        slots[n++] = slot;
+    }
+    for (int32_t node = 0; node < seq->n_rows; node++) {
+        const uint64_t *mask = t->t.tree_mask + (size_t)r * TREE_MASK_WORDS;
+        const bool sees = seq->tree ? (mask[node / 64] >> (node % 64) & 1) != 0
+                                    : node <= r - seq->first_row;
+        if (sees) {
+            slots[n++] = seq->n_past + node;
+        }
+    }
+    return n;
+}
+
+static double length_of(const float *x, int32_t n)
+{
+    double sum = 0;
+    for (int32_t i = 0; i < n; i++) {
+        sum += (double)x[i] * x[i];
+    }
+    return sqrt(sum);
+}
+
+/* The score of each slot. *most: a bound of what a score can be. */
+static void score_slots(const struct index_bed *t, const struct index_result *res, int32_t r,
+                        const int32_t *slots, int32_t n, double *scores, double *most)
+{
+    const struct pass_row *row = &t->t.rows[r];
+    const int32_t d = t->s.index_dim;
+    const float *q = res->index_q + (size_t)r * (size_t)res->q_stride;
+    double longest = 0, queries = 0;
+    for (int32_t h = 0; h < t->s.index_heads; h++) {
+        const float w = input_of(t, INPUT_INDEX_W, row->lane, row->slot_pos, h);
+        queries += fabs((double)w) * length_of(q + h * d, d);
+    }
+    for (int32_t j = 0; j < n; j++) {
+        const float *k = t->index_keys[row->lane] + (size_t)slots[j] * (size_t)d;
+        const double length = length_of(k, d);
+        longest = greater(longest, length);
+        scores[j] = 0;
+        for (int32_t h = 0; h < t->s.index_heads; h++) {
+            double dot = 0;
+            for (int32_t i = 0; i < d; i++) {
+                dot += (double)q[h * d + i] * k[i];
+            }
+            const float w = input_of(t, INPUT_INDEX_W, row->lane, row->slot_pos, h);
+            scores[j] += dot > 0 ? w * dot : 0;
+        }
+    }
+    *most = queries * longest;
+}
+
+static int descending(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x < y) - (x > y);
+}
+
+/* The error of a score, as a share of its bound: that of sums in fp32, or of a stored element that
+ * was rounded to the other side. */
+static double score_error(const struct index_bed *t)
+{
+    if (t->exact) {
+        return 0;
+    }
+    if (t->stored.format != KV_PLAIN) {
+        return 4e-3;
+    }
+    return t->p.dtype == DT_F32 ? 3e-6 : 5e-4;
+}
+
+/* The list of row r must have the highest scores, and exactly those slots if scores are exact. */
+static void check_list(const struct index_bed *t, const struct index_result *res, int32_t r,
+                       const char *what)
+{
+    static int32_t slots[MOST_LEN + MAX_TREE_NODES];
+    static double scores[MOST_LEN + MAX_TREE_NODES], sorted[MOST_LEN + MAX_TREE_NODES];
+    const int32_t top_k = t->s.top_k, n = slots_seen(t, r, slots);
+    const int32_t *list = res->lists + (size_t)r * (size_t)(top_k + 1);
+    double most = 0;
+    if (list[0] != lesser(n, top_k)) {
+        CHECK_FAIL("%s: row %d has %d picks of %d keys", what, r, list[0], n);
+        return;
+    }
+    score_slots(t, res, r, slots, n, scores, &most);
+    memcpy(sorted, scores, (size_t)n * sizeof *sorted);
+    qsort(sorted, (size_t)n, sizeof *sorted, descending);
+    const double last = sorted[list[0] - 1], error = score_error(t) * most;
+    int32_t n_higher = 0, at = 0;
+    for (int32_t j = 0; j < n; j++) {
+        n_higher += scores[j] > last;
+    }
+    int32_t n_equal = list[0] - n_higher;
+    for (int32_t j = 0; j < n; j++) {
+        const bool picked = at < list[0] && list[1 + at] == slots[j];
+        bool is_wrong = picked ? scores[j] < last - error : scores[j] > last + error;
+        if (t->exact) {
+            is_wrong = picked != (scores[j] > last || (scores[j] == last && n_equal-- > 0));
+        }
+        if (is_wrong) {
+            CHECK_FAIL("%s: row %d %s slot %d with %g, the last pick has %g", what, r,
+                       picked ? "picks" : "leaves out", slots[j], scores[j], last);
+            return;
+        }
+        at += picked;
+    }
+    if (at != list[0]) {
+        CHECK_FAIL("%s: entry %d of row %d, slot %d, is not in order or not visible", what, at, r,
+                   list[1 + at]);
+    }
+}
+
+/* ---- attention ----------------------------------------------------------------------------- */
+
+/* Attention of a row over its list. */
+static void attend_row(const struct index_bed *t, const struct index_result *res, int32_t r,
+                       float *out)
+{
+    static double weights[MOST_LEN];
+    const struct pass_row *row = &t->t.rows[r];
+    const int32_t dk = key_dim(t), dv = t->s.lora;
+    const int32_t *list = res->lists + (size_t)r * (size_t)(t->s.top_k + 1);
+    for (int32_t h = 0; h < t->s.heads; h++) {
+        double sum = 0, q[MOST_DIM], values[MOST_DIM] = {0}, top = -INFINITY;
+        for (int32_t i = 0; i < dk; i++) {
+            q[i] = input_of(t, INPUT_QUERY, row->lane, row->slot_pos, h * dk + i);
+        }
+        for (int32_t j = 0; j < list[0]; j++) {
+            const float *k = t->keys[row->lane] + (size_t)list[1 + j] * (size_t)dk;
+            double dot = 0;
+            for (int32_t i = 0; i < dk; i++) {
+                dot += q[i] * k[i];
+            }
+            weights[j] = dot * (double)0.07f;
+            top = greater(top, weights[j]);
+        }
+        for (int32_t j = 0; j < list[0]; j++) {
+            const float *k = t->keys[row->lane] + (size_t)list[1 + j] * (size_t)dk;
+            const double e = exp(weights[j] - top);
+            sum += e;
+            for (int32_t i = 0; i < dv; i++) {
+                values[i] += e * k[i];
+            }
+        }
+        for (int32_t i = 0; i < dv; i++) {
+            out[h * dv + i] = (float)(values[i] / sum);
+        }
+    }
+}
+
+/* Rotated queries of the index, by row. */
+static void check_queries(const struct index_bed *t, const struct index_result *res,
+                          const char *what)
+{
+    const int32_t n = t->t.pass.n_rows, d = t->s.index_dim, width = t->s.index_heads * d;
+    float *want = xcalloc((size_t)n * (size_t)res->q_stride, sizeof *want);
+    for (int32_t r = 0; r < n; r++) {
+        const struct pass_row *row = &t->t.rows[r];
+        float *q = want + (size_t)r * (size_t)res->q_stride;
+        for (int32_t i = 0; i < width; i++) {
+            q[i] = input_of(t, INPUT_INDEX_Q, row->lane, row->slot_pos, i);
+        }
+        for (int32_t h = 0; h < t->s.index_heads; h++) {
+            rotate(t, row->pos, q + h * d);
+        }
+    }
+    check_near(what, want, res->index_q, n, width, res->q_stride, pair_tolerance(&t->p));
+    free(want);
+}
+
+/* Checks every step-th row. */
+static void check_result(const struct index_bed *t, const struct index_result *res, int32_t step,
+                         const char *what)
+{
+    const int32_t n = t->t.pass.n_rows, width = t->s.heads * t->s.lora;
+    float *want = xcalloc((size_t)n * (size_t)width, sizeof *want);
+    float *got = xcalloc((size_t)n * (size_t)width, sizeof *got);
+    int32_t n_checked = 0;
+    check_queries(t, res, what);
+    for (int32_t r = n - 1; r >= 0; r -= step, n_checked++) {
+        check_list(t, res, r, what);
+        attend_row(t, res, r, want + (size_t)n_checked * (size_t)width);
+        memcpy(got + (size_t)n_checked * (size_t)width,
+               res->out + (size_t)r * (size_t)res->out_stride, (size_t)width * sizeof *got);
+    }
+    check_near(what, want, got, n_checked, width, width, stored_tolerance(&t->p, t->stored.format));
+    for (int32_t r = 0; r < n; r++) {
+        for (int32_t i = width; i < res->out_stride; i++) {
+            CHECK(isnan(res->out[(size_t)r * (size_t)res->out_stride + (size_t)i]));
+        }
+    }
+    free(want);
+    free(got);
+}
+
+/* ---- cases --------------------------------------------------------------------------------- */
+
+static struct index_bed bed;
+
+static void index_case(enum dtype dtype, bool deterministic, bool exact, const struct index_shape *s,
+                       struct stored stored, const struct seq_spec *specs, int32_t n_specs,
+                       int32_t step)
+{
+    int32_t max_len = 0;
+    for (int32_t i = 0; i < n_specs; i++) {
+        max_len = greater(max_len, specs[i].n_past + specs[i].n_new);
+    }
+    bed.exact = exact;
+    REQUIRE(bed_open(&bed, dtype, deterministic, s, stored, max_len));
+    char what[160];
+    snprintf(what, sizeof what,
+             "dtype %d format %d: %d heads of %d + %d, index %d of %d, %d pairs, top %d%s", dtype,
+             stored.format, s->heads, s->lora, s->rope, s->index_heads, s->index_dim, s->n_pairs,
+             s->top_k, exact ? ", exact" : "");
+    store_pasts(&bed, specs, n_specs);
+    pass_of(&bed.t, specs, n_specs, false, 9);
+    struct index_result res;
+    run_rows(&bed, &res);
+    if (COMPARED) {
+        check_result(&bed, &res, step, what);
+    }
+    result_free(&res);
+    bed_close(&bed);
+}
+
+/* Prompts, decoding rows and trees, with fewer keys than picks and with more. */
+static const struct seq_spec mixed[] = {
+    {0, 40, false}, {100, 1, false}, {0, 1, false},   {77, 16, false}, {33, 20, true},
+    {5, 9, true},   {63, 65, false}, {300, 1, false}, {15, 3, false},  {90, 50, true},
+};
+
+static const struct index_shape small_shapes[] = {
+    {2, 16, 8, 2, 16, 4, false, 8, 16},
+    {8, 64, 16, 8, 64, 8, true, 40, 64},
+    {4, 32, 8, 3, 24, 12, false, 17, 24},
+    {20, 512, 64, 16, 128, 32, false, 64, 16},
+    {3, 20, 10, 5, 36, 9, true, 12, 4}, // no whole vectors
+};
+
+TEST(picks_and_attention_agree)
+{
+    NEED_GPU();
+    for (int32_t d = 0; d < COUNT(pair_dtypes); d++) {
+        for (int32_t i = 0; i < COUNT(small_shapes); i++) {
+            index_case(pair_dtypes[d], i % 2 == 0, false, &small_shapes[i], plain_numbers, mixed,
+                       COUNT(mixed), 3);
+        }
+    }
+}
+
+TEST(pages_of_codes_agree)
+{
+    NEED_GPU();
+    for (int32_t d = 0; d < COUNT(pair_dtypes); d++) {
+        for (int32_t i = 0; i < COUNT(small_shapes) * COUNT(stored_codes); i++) {
+            index_case(pair_dtypes[d], i % 2 == 0, false, &small_shapes[i / COUNT(stored_codes)],
+                       stored_codes[i % COUNT(stored_codes)], mixed, COUNT(mixed), 7);
+        }
+    }
+}
+
+/* Scores are small integers, so many are equal at the end of a list. */
+TEST(ties_go_to_earlier_keys)
+{
+    NEED_GPU();
+    static const struct index_shape shapes[] = {
+        {2, 16, 8, 2, 16, 0, false, 8, 16},   {2, 16, 8, 8, 64, 0, false, 40, 16},
+        {2, 16, 8, 1, 36, 0, false, 33, 16},  {2, 16, 8, 80, 64, 0, false, 64, 64},
+        {2, 16, 8, 64, 128, 0, false, 97, 16},
+    };
+    for (int32_t d = 0; d < COUNT(pair_dtypes); d++) {
+        for (int32_t i = 0; i < COUNT(shapes); i++) {
+            index_case(pair_dtypes[d], false, true, &shapes[i], plain_numbers, mixed, COUNT(mixed),
+                       1);
+        }
+    }
+}
+
+/* DeepSeek V3.2 with 8 ranks and with one, and GLM-5. */
+static const struct index_shape deepseek = {16, 512, 64, 64, 128, 32, false, 2048, 64},
+                                deepseek_whole = {128, 512, 64, 64, 128, 32, false, 2048, 64},
+                                glm = {8, 512, 64, 32, 128, 32, true, 2048, 64},
+                                wide_group = {64, 512, 64, 32, 128, 32, true, 256, 64};
+
+TEST(published_shapes_agree)
+{
+    NEED_GPU();
+    static const struct seq_spec few[] = {{5000, 1, false}, {2100, 4, false}, {3000, 12, true}};
+    static const struct seq_spec chunk[] = {{4000, 100, false}}, one[] = {{2900, 1, false}};
+    static const struct seq_spec rows[] = {{700, 3, false}, {0, 40, false}, {255, 30, true}};
+    index_case(DT_BF16, false, false, &deepseek, plain_numbers, few, COUNT(few), 3);
+    index_case(DT_BF16, true, true, &deepseek, plain_numbers, few, COUNT(few), 4);
+    index_case(DT_BF16, false, false, &deepseek, plain_numbers, chunk, COUNT(chunk), 20);
+    index_case(DT_F16, false, false, &glm, plain_numbers, few, COUNT(few), 6);
+    index_case(DT_BF16, false, false, &deepseek_whole, plain_numbers, one, COUNT(one), 1);
+    index_case(DT_BF16, false, false, &wide_group, plain_numbers, rows, COUNT(rows), 9);
+    index_case(DT_BF16, true, false, &wide_group, stored_codes[1], rows, COUNT(rows), 9);
+    index_case(DT_F32, false, false, &glm, plain_numbers, one, COUNT(one), 1);
+}
+
+/* ---- other rows ---------------------------------------------------------------------------- */
+
+/* Row `row` of the pass `all` must be the same as in a pass of its own. */
+static void compare_alone(const struct index_result *all, const struct seq_spec *specs,
+                          int32_t n_specs, int32_t lane, int32_t in_seq, int32_t row,
+                          bool same_bits)
+{
+    struct seq_spec one[MOST_LANES] = {{0}};
+    struct index_result res;
+    const struct index_shape *s = &bed.s;
+    one[lane] = (struct seq_spec){specs[lane].n_past + in_seq, 1, false};
+    pass_of(&bed.t, one, n_specs, false, 9);
+    run_rows(&bed, &res);
+    const size_t list = (size_t)(s->top_k + 1);
+    if (COMPARED && memcmp(res.lists, all->lists + (size_t)row * list,
+                           (size_t)(res.lists[0] + 1) * sizeof *res.lists) != 0) {
+        CHECK_FAIL("dtype %d format %d: row %d of lane %d picks other keys if alone", bed.p.dtype,
+                   bed.stored.format, in_seq, lane);
+    }
+    if (COMPARED && same_bits &&
+        memcmp(res.out, all->out + (size_t)row * (size_t)all->out_stride,
+               (size_t)(s->heads * s->lora) * sizeof *res.out) != 0) {
+        CHECK_FAIL("dtype %d format %d: row %d of lane %d has other bits if alone", bed.p.dtype,
+                   bed.stored.format, in_seq, lane);
+    }
+    result_free(&res);
+}
+
+static void alone_case(enum dtype dtype, bool deterministic, const struct index_shape *s,
+                       struct stored stored, const struct seq_spec *specs, int32_t n_specs)
+{
+    struct index_result all;
+    int32_t row = 0, max_len = 0;
+    for (int32_t i = 0; i < n_specs; i++) {
+        max_len = greater(max_len, specs[i].n_past + specs[i].n_new);
+    }
+    bed.exact = false;
+    REQUIRE(bed_open(&bed, dtype, deterministic, s, stored, max_len));
+    store_pasts(&bed, specs, n_specs);
+    pass_of(&bed.t, specs, n_specs, false, 9);
+    run_rows(&bed, &all);
+    for (int32_t lane = 0; lane < n_specs; lane++) {
+        for (int32_t r = 0; r < specs[lane].n_new && !specs[lane].tree; r += 13) {
+            compare_alone(&all, specs, n_specs, lane, r, row + r, deterministic);
+        }
+        row += specs[lane].n_new;
+    }
+    result_free(&all);
+    bed_close(&bed);
+}
+
+TEST(a_row_does_not_depend_on_others)
+{
+    NEED_GPU();
+    static const struct seq_spec longer[] = {{2000, 120, false}, {2500, 1, false}, {2047, 3, false}};
+    for (int32_t d = 0; d < COUNT(pair_dtypes); d++) {
+        for (int32_t i = 0; i < COUNT(small_shapes); i++) {
+            alone_case(pair_dtypes[d], i != 1, &small_shapes[i], plain_numbers, mixed,
+                       COUNT(mixed));
+        }
+    }
+    alone_case(DT_BF16, true, &small_shapes[3], stored_codes[1], mixed, COUNT(mixed));
+    alone_case(DT_BF16, true, &deepseek, plain_numbers, longer, COUNT(longer));
+    alone_case(DT_BF16, true, &wide_group, plain_numbers, mixed, COUNT(mixed));
+}
+
+int main(int argc, char **argv)
+{
+    return check_main(argc, argv);
+}
