@@ -133,6 +133,24 @@ enum status bench_out_row_lines(struct bench *b, double element)
     return OK;
 }
 
+/* Gives every page a copy of the keys in the first pages. */
+enum status bench_copy_pages(struct bench *b)
+{
+    enum { FILLED = ROWS / BLOCK };
+    struct pass_results results[4];
+    for (int32_t at = FILLED; at < N_BLOCKS; at += FILLED) {
+        struct block_copy copies[FILLED];
+        for (int32_t i = 0; i < FILLED; i++) {
+            copies[i] = (struct block_copy){i * 7 % N_BLOCKS, at + i};
+        }
+        TRY(b->ops->step_begin(b->be, 0));
+        TRY(b->ops->copy_blocks(b->be, lesser(N_BLOCKS - at, FILLED), copies));
+        TRY(b->ops->step_end(b->be));
+        TRY(b->ops->step_wait(b->be, 0, results, 4));
+    }
+    return OK;
+}
+
 /* Activations are initially zero; an embedding and products fill them with random values. */
 enum status bench_warm_up(struct bench *b)
 {
@@ -166,17 +184,5 @@ enum status bench_warm_up(struct bench *b)
     TRY(b->ops->pass_end(b->be));
     TRY(b->ops->step_end(b->be));
     TRY(b->ops->step_wait(b->be, 0, results, 4));
-    /* Every page gets a copy of the first pages' keys. */
-    enum { FILLED = ROWS / BLOCK };
-    for (int32_t at = FILLED; at < N_BLOCKS; at += FILLED) {
-        struct block_copy copies[FILLED];
-        for (int32_t i = 0; i < FILLED; i++) {
-            copies[i] = (struct block_copy){i * 7 % N_BLOCKS, at + i};
-        }
-        TRY(b->ops->step_begin(b->be, 0));
-        TRY(b->ops->copy_blocks(b->be, lesser(N_BLOCKS - at, FILLED), copies));
-        TRY(b->ops->step_end(b->be));
-        TRY(b->ops->step_wait(b->be, 0, results, 4));
-    }
-    return OK;
+    return bench_copy_pages(b);
 }

@@ -115,15 +115,21 @@ static enum status set_up(struct bench *b, struct err *err)
     }
     const struct kv_set_desc set = {.n_layers = LAYERS, .layers = layers, .dtype = b->dtype};
     TRY(b->ops->kv_open(b->be, 0, &set, err));
-    struct kv_layer mla[LAYERS];
+    struct kv_layer mla[2 * LAYERS]; // layers of attention, then their indexes
     for (int32_t i = 0; i < LAYERS; i++) {
         mla[i] = (struct kv_layer){.n_heads = MLA_HEADS,
                                    .n_kv_heads = 1,
                                    .head_dim_k = MLA_KEY,
                                    .head_dim_v = MLA_LORA,
                                    .v_in_k = true};
+        mla[LAYERS + i] = (struct kv_layer){.n_heads = INDEX_HEADS,
+                                            .n_kv_heads = 1,
+                                            .head_dim_k = INDEX_DIM,
+                                            .head_dim_v = INDEX_DIM,
+                                            .v_in_k = true,
+                                            .index = true};
     }
-    const struct kv_set_desc mla_set = {.n_layers = LAYERS, .layers = mla, .dtype = b->dtype};
+    const struct kv_set_desc mla_set = {.n_layers = 2 * LAYERS, .layers = mla, .dtype = b->dtype};
     TRY(b->ops->kv_open(b->be, 1, &mla_set, err));
     const enum dtype act = b->facts.act;
     TRY(make_tensor(b, ROWS, HIDDEN, b->facts.residual, &b->x));
@@ -157,6 +163,7 @@ static enum status print_lines(struct bench *b)
     TRY(bench_draw_lines(b));
     TRY(bench_attention_lines(b, element));
     TRY(bench_mla_lines(b, element));
+    TRY(bench_index_lines(b, element));
     TRY(bench_fused_product_lines(b, element));
     TRY(bench_head_lines(b, element));
     return bench_out_row_lines(b, element);

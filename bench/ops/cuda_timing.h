@@ -23,12 +23,16 @@ enum {
     MLA_NOPE = 128,
     MLA_KEY = MLA_LORA + MLA_ROPE,
     MLA_Q = MLA_NOPE + MLA_ROPE, // width per query head, before W_UK is absorbed
+    /* Sparse attention as in DeepSeek V3.2, whose keys are those above. */
+    INDEX_HEADS = 64,
+    INDEX_DIM = 128,
+    INDEX_TOP = 2048,
     MOE_MOST_K = 8,
     ROWS = 8192,
     OUT_ROWS = 256,
     LANES = 256,
     BLOCK = 64,
-    LANE_BLOCKS = 132, // 8,448 tokens
+    LANE_BLOCKS = 1032, // 66,048 tokens
     N_BLOCKS = 10240,
     LAYERS = 2,
     REPEATS = 7,
@@ -68,6 +72,7 @@ enum status bench_peak_lines(struct bench *b);                    // cuda_peaks.
 enum status bench_row_lines(struct bench *b, double element);     // cuda_rows.c
 enum status bench_out_row_lines(struct bench *b, double element); // ops that run once per pass
 enum status bench_warm_up(struct bench *b); // fills activations and pages with random values
+enum status bench_copy_pages(struct bench *b);
 enum status bench_product_lines(struct bench *b, double element); // cuda_products.c
 enum status bench_fused_product_lines(struct bench *b, double element);
 enum status bench_make_quantised(struct bench *b, struct err *err); // cuda_quant.c
@@ -79,6 +84,7 @@ enum status bench_draw_lines(struct bench *b);                      // cuda_draw
 enum status bench_head_lines(struct bench *b, double element);      // the head with its draws
 enum status bench_attention_lines(struct bench *b, double element); // cuda_attention.c
 enum status bench_mla_lines(struct bench *b, double element);       // cuda_mla.c
+enum status bench_index_lines(struct bench *b, double element);     // cuda_index.c
 
 /* cuda_products.c: one product of a line. */
 enum status bench_issue_linear(struct bench *b, const struct line *l, int32_t i);

@@ -209,22 +209,21 @@ static inline bool bed_open(struct index_bed *t, enum dtype dtype, bool determin
         return false;
     }
     make_weights(t);
-    const struct kv_layer layers[] = {
-        [ATTENTION_LAYER] = {.n_heads = s->heads,
-                             .n_kv_heads = 1,
-                             .head_dim_k = s->lora + s->rope,
-                             .head_dim_v = s->lora,
-                             .v_in_k = true,
-                             .k_scale = stored.k_scale,
-                             .v_scale = stored.v_scale},
-        [INDEX_LAYER] = {.n_heads = s->index_heads,
-                         .n_kv_heads = 1,
-                         .head_dim_k = s->index_dim,
-                         .head_dim_v = s->index_dim,
-                         .v_in_k = true,
-                         .index = true,
-                         .k_scale = stored.k_scale,
-                         .v_scale = stored.v_scale}};
+    const struct kv_layer layers[] = {[ATTENTION_LAYER] = {.n_heads = s->heads,
+                                                           .n_kv_heads = 1,
+                                                           .head_dim_k = s->lora + s->rope,
+                                                           .head_dim_v = s->lora,
+                                                           .v_in_k = true,
+                                                           .k_scale = stored.k_scale,
+                                                           .v_scale = stored.v_scale},
+                                      [INDEX_LAYER] = {.n_heads = s->index_heads,
+                                                       .n_kv_heads = 1,
+                                                       .head_dim_k = s->index_dim,
+                                                       .head_dim_v = s->index_dim,
+                                                       .v_in_k = true,
+                                                       .index = true,
+                                                       .k_scale = stored.k_scale,
+                                                       .v_scale = stored.v_scale}};
     const struct kv_set_desc set = {
         .n_layers = COUNT(layers), .layers = layers, .dtype = dtype, .format = stored.format};
     const struct rope_desc rope = {s->n_pairs, t->inv_freq, 1.0f, s->interleaved, max_len};

@@ -21,8 +21,8 @@ static int32_t slots_seen(const struct index_bed *t, int32_t r, int32_t *slots)
     }
     for (int32_t node = 0; node < seq->n_rows; node++) {
         const uint64_t *mask = t->t.tree_mask + (size_t)r * TREE_MASK_WORDS;
-        const bool sees = seq->tree ? (mask[node / 64] >> (node % 64) & 1) != 0
-                                    : node <= r - seq->first_row;
+        const bool sees =
+            seq->tree ? (mask[node / 64] >> (node % 64) & 1) != 0 : node <= r - seq->first_row;
         if (sees) {
             slots[n++] = seq->n_past + node;
         }
@@ -215,9 +215,9 @@ static void check_result(const struct index_bed *t, const struct index_result *r
 
 static struct index_bed bed;
 
-static void index_case(enum dtype dtype, bool deterministic, bool exact, const struct index_shape *s,
-                       struct stored stored, const struct seq_spec *specs, int32_t n_specs,
-                       int32_t step)
+static void index_case(enum dtype dtype, bool deterministic, bool exact,
+                       const struct index_shape *s, struct stored stored,
+                       const struct seq_spec *specs, int32_t n_specs, int32_t step)
 {
     int32_t max_len = 0;
     for (int32_t i = 0; i < n_specs; i++) {
@@ -248,10 +248,8 @@ static const struct seq_spec mixed[] = {
 };
 
 static const struct index_shape small_shapes[] = {
-    {2, 16, 8, 2, 16, 4, false, 8, 16},
-    {8, 64, 16, 8, 64, 8, true, 40, 64},
-    {4, 32, 8, 3, 24, 12, false, 17, 24},
-    {20, 512, 64, 16, 128, 32, false, 64, 16},
+    {2, 16, 8, 2, 16, 4, false, 8, 16},   {8, 64, 16, 8, 64, 8, true, 40, 64},
+    {4, 32, 8, 3, 24, 12, false, 17, 24}, {20, 512, 64, 16, 128, 32, false, 64, 16},
     {3, 20, 10, 5, 36, 9, true, 12, 4}, // no whole vectors
 };
 
@@ -282,8 +280,8 @@ TEST(ties_go_to_earlier_keys)
 {
     NEED_GPU();
     static const struct index_shape shapes[] = {
-        {2, 16, 8, 2, 16, 0, false, 8, 16},   {2, 16, 8, 8, 64, 0, false, 40, 16},
-        {2, 16, 8, 1, 36, 0, false, 33, 16},  {2, 16, 8, 80, 64, 0, false, 64, 64},
+        {2, 16, 8, 2, 16, 0, false, 8, 16},    {2, 16, 8, 8, 64, 0, false, 40, 16},
+        {2, 16, 8, 1, 36, 0, false, 33, 16},   {2, 16, 8, 80, 64, 0, false, 64, 64},
         {2, 16, 8, 64, 128, 0, false, 97, 16},
     };
     for (int32_t d = 0; d < COUNT(pair_dtypes); d++) {
@@ -370,7 +368,8 @@ static void alone_case(enum dtype dtype, bool deterministic, const struct index_
 TEST(a_row_does_not_depend_on_others)
 {
     NEED_GPU();
-    static const struct seq_spec longer[] = {{2000, 120, false}, {2500, 1, false}, {2047, 3, false}};
+    static const struct seq_spec longer[] = {
+        {2000, 120, false}, {2500, 1, false}, {2047, 3, false}};
     for (int32_t d = 0; d < COUNT(pair_dtypes); d++) {
         for (int32_t i = 0; i < COUNT(small_shapes); i++) {
             alone_case(pair_dtypes[d], i != 1, &small_shapes[i], plain_numbers, mixed,
