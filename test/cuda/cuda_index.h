@@ -24,7 +24,6 @@ struct index_bed {
     struct index_shape s;
     struct stored stored;
     bool exact; // index keys, queries and weights are small integers, so scores are exact
-    int32_t max_len;
     struct rope_table *rope;
     struct weight *kv_norm_w, *norm_w, *bias_w;
     float kv_norm[MOST_DIM], norm[MOST_DIM], bias[MOST_DIM], inv_freq[MOST_DIM];
@@ -157,6 +156,29 @@ static inline void remember_row(struct index_bed *t, const struct pass_row *row)
     round_stored(t, key, dk);
 }
 
+/* The slots that row r sees, in ascending order. Returns their number. */
+static inline int32_t slots_seen(const struct index_bed *t, int32_t r, int32_t *slots)
+{
+    const struct pass *pass = &t->t.pass;
+    const uint64_t *mask = t->t.tree_mask + (size_t)r * TREE_MASK_WORDS;
+    int32_t i = 0, n = 0;
+    while (r >= pass->seqs[i].first_row + pass->seqs[i].n_rows) {
+        i++;
+    }
+    const struct pass_seq *seq = &pass->seqs[i];
+    for (int32_t slot = 0; slot < seq->n_past + seq->n_rows; slot++) {
+        const int32_t node = slot - seq->n_past;
+        bool sees = node <= r - seq->first_row;
+        if (seq->tree && node >= 0) {
+            sees = (mask[node / 64] >> (node % 64) & 1) != 0;
+        }
+        if (sees) {
+            slots[n++] = slot;
+        }
+    }
+    return n;
+}
+
 /* ---- the bed ------------------------------------------------------------------------------- */
 
 static inline struct weight *vector_of(struct pair *p, const float *values, int32_t n)
@@ -190,21 +212,22 @@ static inline void make_weights(struct index_bed *t)
     t->bias_w = vector_of(&t->p, t->bias, t->s.index_dim);
 }
 
-static inline bool bed_open(struct index_bed *t, enum dtype dtype, bool deterministic,
-                            const struct index_shape *s, struct stored stored, int32_t max_len)
+static inline bool bed_open(struct index_bed *t, enum dtype dtype, bool deterministic, bool exact,
+                            const struct index_shape *s, struct stored stored, int32_t longest,
+                            int32_t max_len)
 {
     struct backend_limits limits = pair_limits();
+    limits.max_rows = MAX_TEST_ROWS;
     limits.block_tokens = s->block_tokens;
     limits.max_len = max_len;
     limits.max_blocks_per_lane = (max_len + MAX_TREE_NODES) / s->block_tokens + 1;
-    limits.n_blocks = MOST_LANES * limits.max_blocks_per_lane;
+    const int32_t per_lane = (longest + MAX_TREE_NODES) / s->block_tokens + 1;
+    limits.n_blocks = MOST_LANES * per_lane;
     limits.max_tree_nodes = deterministic ? 100 : 0;
-    const bool exact = t->exact;
     memset(t, 0, sizeof *t);
     t->exact = exact;
     t->s = *s;
     t->stored = stored;
-    t->max_len = max_len;
     if (!pair_open(&t->p, dtype, deterministic, &limits)) {
         return false;
     }
@@ -226,7 +249,7 @@ static inline bool bed_open(struct index_bed *t, enum dtype dtype, bool determin
                                                        .v_scale = stored.v_scale}};
     const struct kv_set_desc set = {
         .n_layers = COUNT(layers), .layers = layers, .dtype = dtype, .format = stored.format};
-    const struct rope_desc rope = {s->n_pairs, t->inv_freq, 1.0f, s->interleaved, max_len};
+    const struct rope_desc rope = {s->n_pairs, t->inv_freq, 1.0f, s->interleaved, longest};
     struct backend *be = t->p.be[GPU];
     struct err err = {""};
     for (int b = 0; b < 2; b++) {
@@ -236,12 +259,12 @@ static inline bool bed_open(struct index_bed *t, enum dtype dtype, bool determin
         CHECK_EQ(be->ops->rope_open(be, &rope, &t->rope), OK);
     }
     for (int32_t lane = 0; lane < MOST_LANES; lane++) {
-        const size_t n = (size_t)(max_len + MAX_TREE_NODES);
+        const size_t n = (size_t)(longest + MAX_TREE_NODES);
         t->index_keys[lane] = xcalloc(n * (size_t)s->index_dim, sizeof(float));
         t->keys[lane] = xcalloc(n * (size_t)key_dim(t), sizeof(float));
     }
     CHECK_EQ(be->ops->step_begin(be, 0), OK);
-    give_blocks(&t->p, MOST_LANES, limits.max_blocks_per_lane);
+    give_blocks(&t->p, MOST_LANES, per_lane);
     struct pass_results none[8];
     CHECK_EQ(be->ops->step_end(be), OK);
     CHECK_EQ(be->ops->step_wait(be, 0, none, 8), OK);
@@ -322,6 +345,29 @@ static inline void issue_picks(struct index_bed *t, const struct pair_tensor *in
     CHECK_EQ(be->ops->attention(be, &attention), OK);
 }
 
+/* Reads the lists. Without lists a row attends to all keys, which may be no more than top_k. */
+static inline int32_t *lists_of(const struct index_bed *t, const struct key_picks *picks)
+{
+    const int32_t n_rows = t->t.pass.n_rows, top_k = t->s.top_k;
+    const size_t n_words = (size_t)n_rows * (size_t)(top_k + 1);
+    int32_t *lists = xcalloc(n_words, sizeof *lists);
+    static int32_t slots[MOST_LEN + MAX_TREE_NODES];
+    CHECK_EQ(picks->top_k, top_k);
+    if (picks->p.p) {
+        CHECK_EQ(t->p.be[GPU]->ops->read(t->p.be[GPU], lists, picks->p, n_words * sizeof *lists),
+                 OK);
+        return lists;
+    }
+    for (int32_t r = 0; r < n_rows; r++) {
+        int32_t *list = lists + (size_t)r * (size_t)(top_k + 1);
+        const int32_t n = slots_seen(t, r, slots);
+        CHECK(n <= top_k);
+        list[0] = lesser(n, top_k);
+        memcpy(list + 1, slots, (size_t)list[0] * sizeof *list);
+    }
+    return lists;
+}
+
 /* Runs the ops over the rows of t->t. Without a result only keys are stored. */
 static inline void run_rows(struct index_bed *t, struct index_result *result)
 {
@@ -350,14 +396,11 @@ static inline void run_rows(struct index_bed *t, struct index_result *result)
     if (!result) {
         return;
     }
-    const size_t bytes = (size_t)n * (size_t)(s->top_k + 1) * sizeof(int32_t);
-    CHECK(picks.p.p && picks.top_k == s->top_k);
-    *result = (struct index_result){.lists = xcalloc(1, bytes),
+    *result = (struct index_result){.lists = lists_of(t, &picks),
                                     .index_q = tensor_get(&t->p, &q, GPU),
                                     .out = tensor_get(&t->p, &out, GPU),
                                     .q_stride = q.stride,
                                     .out_stride = out.stride};
-    CHECK_EQ(be->ops->read(be, result->lists, picks.p, bytes), OK);
 }
 
 static inline void result_free(struct index_result *r)

@@ -7,29 +7,6 @@ static const struct stored plain_numbers = {.format = KV_PLAIN};
 
 /* ---- picks --------------------------------------------------------------------------------- */
 
-/* The slots that row r sees, in ascending order. */
-static int32_t slots_seen(const struct index_bed *t, int32_t r, int32_t *slots)
-{
-    const struct pass *pass = &t->t.pass;
-    int32_t i = 0, n = 0;
-    while (r >= pass->seqs[i].first_row + pass->seqs[i].n_rows) {
-        i++;
-    }
-    const struct pass_seq *seq = &pass->seqs[i];
-    for (int32_t slot = 0; slot < seq->n_past; slot++) {
-        slots[n++] = slot;
-    }
-    for (int32_t node = 0; node < seq->n_rows; node++) {
-        const uint64_t *mask = t->t.tree_mask + (size_t)r * TREE_MASK_WORDS;
-        const bool sees =
-            seq->tree ? (mask[node / 64] >> (node % 64) & 1) != 0 : node <= r - seq->first_row;
-        if (sees) {
-            slots[n++] = seq->n_past + node;
-        }
-    }
-    return n;
-}
-
 static double length_of(const float *x, int32_t n)
 {
     double sum = 0;
@@ -215,27 +192,45 @@ static void check_result(const struct index_bed *t, const struct index_result *r
 
 static struct index_bed bed;
 
-static void index_case(enum dtype dtype, bool deterministic, bool exact,
-                       const struct index_shape *s, struct stored stored,
-                       const struct seq_spec *specs, int32_t n_specs, int32_t step)
+struct index_case {
+    enum dtype dtype;
+    bool deterministic, exact;
+    const struct index_shape *shape;
+    struct stored stored; // zeroed: plain numbers
+    const struct seq_spec *specs;
+    int32_t n_specs;
+    int32_t step;    // every step-th row is checked
+    int32_t max_len; // of the backend; 0: that of the longest sequence
+};
+
+static bool open_case(const struct index_case *c)
 {
-    int32_t max_len = 0;
-    for (int32_t i = 0; i < n_specs; i++) {
-        max_len = greater(max_len, specs[i].n_past + specs[i].n_new);
+    int32_t longest = 0;
+    for (int32_t i = 0; i < c->n_specs; i++) {
+        longest = greater(longest, c->specs[i].n_past + c->specs[i].n_new);
     }
-    bed.exact = exact;
-    REQUIRE(bed_open(&bed, dtype, deterministic, s, stored, max_len));
+    if (!bed_open(&bed, c->dtype, c->deterministic, c->exact, c->shape, c->stored, longest,
+                  greater(longest, c->max_len))) {
+        return false;
+    }
+    store_pasts(&bed, c->specs, c->n_specs);
+    pass_of(&bed.t, c->specs, c->n_specs, false, 9);
+    return true;
+}
+
+static void run_case(const struct index_case *c)
+{
+    const struct index_shape *s = c->shape;
+    struct index_result res;
     char what[160];
     snprintf(what, sizeof what,
-             "dtype %d format %d: %d heads of %d + %d, index %d of %d, %d pairs, top %d%s", dtype,
-             stored.format, s->heads, s->lora, s->rope, s->index_heads, s->index_dim, s->n_pairs,
-             s->top_k, exact ? ", exact" : "");
-    store_pasts(&bed, specs, n_specs);
-    pass_of(&bed.t, specs, n_specs, false, 9);
-    struct index_result res;
+             "dtype %d format %d: %d heads of %d + %d, index %d of %d, %d pairs, top %d%s",
+             c->dtype, c->stored.format, s->heads, s->lora, s->rope, s->index_heads, s->index_dim,
+             s->n_pairs, s->top_k, c->exact ? ", exact" : "");
+    REQUIRE(open_case(c));
     run_rows(&bed, &res);
     if (COMPARED) {
-        check_result(&bed, &res, step, what);
+        check_result(&bed, &res, c->step, what);
     }
     result_free(&res);
     bed_close(&bed);
@@ -258,8 +253,13 @@ TEST(picks_and_attention_agree)
     NEED_GPU();
     for (int32_t d = 0; d < COUNT(pair_dtypes); d++) {
         for (int32_t i = 0; i < COUNT(small_shapes); i++) {
-            index_case(pair_dtypes[d], i % 2 == 0, false, &small_shapes[i], plain_numbers, mixed,
-                       COUNT(mixed), 3);
+            const struct index_case c = {.dtype = pair_dtypes[d],
+                                         .deterministic = i % 2 == 0,
+                                         .shape = &small_shapes[i],
+                                         .specs = mixed,
+                                         .n_specs = COUNT(mixed),
+                                         .step = 3};
+            run_case(&c);
         }
     }
 }
@@ -269,8 +269,14 @@ TEST(pages_of_codes_agree)
     NEED_GPU();
     for (int32_t d = 0; d < COUNT(pair_dtypes); d++) {
         for (int32_t i = 0; i < COUNT(small_shapes) * COUNT(stored_codes); i++) {
-            index_case(pair_dtypes[d], i % 2 == 0, false, &small_shapes[i / COUNT(stored_codes)],
-                       stored_codes[i % COUNT(stored_codes)], mixed, COUNT(mixed), 7);
+            const struct index_case c = {.dtype = pair_dtypes[d],
+                                         .deterministic = i % 2 == 0,
+                                         .shape = &small_shapes[i / COUNT(stored_codes)],
+                                         .stored = stored_codes[i % COUNT(stored_codes)],
+                                         .specs = mixed,
+                                         .n_specs = COUNT(mixed),
+                                         .step = 7};
+            run_case(&c);
         }
     }
 }
@@ -286,13 +292,18 @@ TEST(ties_go_to_earlier_keys)
     };
     for (int32_t d = 0; d < COUNT(pair_dtypes); d++) {
         for (int32_t i = 0; i < COUNT(shapes); i++) {
-            index_case(pair_dtypes[d], false, true, &shapes[i], plain_numbers, mixed, COUNT(mixed),
-                       1);
+            const struct index_case c = {.dtype = pair_dtypes[d],
+                                         .exact = true,
+                                         .shape = &shapes[i],
+                                         .specs = mixed,
+                                         .n_specs = COUNT(mixed),
+                                         .step = 1};
+            run_case(&c);
         }
     }
 }
 
-/* DeepSeek V3.2 with 8 ranks and with one, and GLM-5. */
+/* DeepSeek V3.2 with 8 ranks and with one, GLM-5, and more heads per block. */
 static const struct index_shape deepseek = {16, 512, 64, 64, 128, 32, false, 2048, 64},
                                 deepseek_whole = {128, 512, 64, 64, 128, 32, false, 2048, 64},
                                 glm = {8, 512, 64, 32, 128, 32, true, 2048, 64},
@@ -302,16 +313,43 @@ TEST(published_shapes_agree)
 {
     NEED_GPU();
     static const struct seq_spec few[] = {{5000, 1, false}, {2100, 4, false}, {3000, 12, true}};
-    static const struct seq_spec chunk[] = {{4000, 100, false}}, one[] = {{2900, 1, false}};
+    static const struct seq_spec chunk[] = {{4000, 100, false}}, one[] = {{2900, 1, false}},
+                                 several[] = {{2900, 20, false}};
     static const struct seq_spec rows[] = {{700, 3, false}, {0, 40, false}, {255, 30, true}};
-    index_case(DT_BF16, false, false, &deepseek, plain_numbers, few, COUNT(few), 3);
-    index_case(DT_BF16, true, true, &deepseek, plain_numbers, few, COUNT(few), 4);
-    index_case(DT_BF16, false, false, &deepseek, plain_numbers, chunk, COUNT(chunk), 20);
-    index_case(DT_F16, false, false, &glm, plain_numbers, few, COUNT(few), 6);
-    index_case(DT_BF16, false, false, &deepseek_whole, plain_numbers, one, COUNT(one), 1);
-    index_case(DT_BF16, false, false, &wide_group, plain_numbers, rows, COUNT(rows), 9);
-    index_case(DT_BF16, true, false, &wide_group, stored_codes[1], rows, COUNT(rows), 9);
-    index_case(DT_F32, false, false, &glm, plain_numbers, one, COUNT(one), 1);
+    const struct index_case cases[] = {
+        {DT_BF16, false, false, &deepseek, plain_numbers, few, COUNT(few), 3, 0},
+        {DT_BF16, true, true, &deepseek, plain_numbers, few, COUNT(few), 4, 0},
+        {DT_BF16, false, false, &deepseek, plain_numbers, chunk, COUNT(chunk), 20, 0},
+        {DT_F16, false, false, &glm, plain_numbers, few, COUNT(few), 6, 0},
+        {DT_BF16, false, false, &deepseek_whole, plain_numbers, one, COUNT(one), 1, 0},
+        {DT_BF16, true, false, &deepseek_whole, plain_numbers, several, COUNT(several), 19, 0},
+        {DT_BF16, false, false, &wide_group, plain_numbers, rows, COUNT(rows), 9, 0},
+        {DT_BF16, true, false, &wide_group, stored_codes[1], rows, COUNT(rows), 9, 0},
+        {DT_F32, false, false, &glm, plain_numbers, one, COUNT(one), 1, 0},
+    };
+    for (int32_t i = 0; i < COUNT(cases); i++) {
+        run_case(&cases[i]);
+    }
+}
+
+/* Long passes are never captured, so their scores take only the memory that they need; if no row
+ * has more keys than picks, there are no lists. With a large limit of lengths, the scores of a few
+ * rows fill the memory, and rows are processed in groups. */
+TEST(long_passes_and_long_tables_agree)
+{
+    NEED_GPU();
+    static const struct index_shape all = {4, 32, 8, 3, 24, 12, false, 700, 16};
+    static const struct seq_spec chunk[] = {{70, 600, false}};
+    const struct index_case cases[] = {
+        {DT_BF16, false, false, &small_shapes[1], plain_numbers, chunk, 1, 50, 0},
+        {DT_F32, true, false, &small_shapes[4], plain_numbers, chunk, 1, 50, 0},
+        {DT_BF16, false, false, &all, plain_numbers, chunk, 1, 50, 1000},
+        {DT_BF16, false, true, &small_shapes[0], plain_numbers, mixed, COUNT(mixed), 1, 1 << 20},
+        {DT_F32, false, true, &small_shapes[0], plain_numbers, mixed, COUNT(mixed), 1, 1 << 20},
+    };
+    for (int32_t i = 0; i < COUNT(cases); i++) {
+        run_case(&cases[i]);
+    }
 }
 
 /* ---- other rows ---------------------------------------------------------------------------- */
@@ -342,24 +380,17 @@ static void compare_alone(const struct index_result *all, const struct seq_spec 
     result_free(&res);
 }
 
-static void alone_case(enum dtype dtype, bool deterministic, const struct index_shape *s,
-                       struct stored stored, const struct seq_spec *specs, int32_t n_specs)
+static void alone_case(const struct index_case *c)
 {
     struct index_result all;
-    int32_t row = 0, max_len = 0;
-    for (int32_t i = 0; i < n_specs; i++) {
-        max_len = greater(max_len, specs[i].n_past + specs[i].n_new);
-    }
-    bed.exact = false;
-    REQUIRE(bed_open(&bed, dtype, deterministic, s, stored, max_len));
-    store_pasts(&bed, specs, n_specs);
-    pass_of(&bed.t, specs, n_specs, false, 9);
+    int32_t row = 0;
+    REQUIRE(open_case(c));
     run_rows(&bed, &all);
-    for (int32_t lane = 0; lane < n_specs; lane++) {
-        for (int32_t r = 0; r < specs[lane].n_new && !specs[lane].tree; r += 13) {
-            compare_alone(&all, specs, n_specs, lane, r, row + r, deterministic);
+    for (int32_t lane = 0; lane < c->n_specs; lane++) {
+        for (int32_t r = 0; r < c->specs[lane].n_new && !c->specs[lane].tree; r += 13) {
+            compare_alone(&all, c->specs, c->n_specs, lane, r, row + r, c->deterministic);
         }
-        row += specs[lane].n_new;
+        row += c->specs[lane].n_new;
     }
     result_free(&all);
     bed_close(&bed);
@@ -372,13 +403,22 @@ TEST(a_row_does_not_depend_on_others)
         {2000, 120, false}, {2500, 1, false}, {2047, 3, false}};
     for (int32_t d = 0; d < COUNT(pair_dtypes); d++) {
         for (int32_t i = 0; i < COUNT(small_shapes); i++) {
-            alone_case(pair_dtypes[d], i != 1, &small_shapes[i], plain_numbers, mixed,
-                       COUNT(mixed));
+            const struct index_case c = {.dtype = pair_dtypes[d],
+                                         .deterministic = i != 1,
+                                         .shape = &small_shapes[i],
+                                         .specs = mixed,
+                                         .n_specs = COUNT(mixed)};
+            alone_case(&c);
         }
     }
-    alone_case(DT_BF16, true, &small_shapes[3], stored_codes[1], mixed, COUNT(mixed));
-    alone_case(DT_BF16, true, &deepseek, plain_numbers, longer, COUNT(longer));
-    alone_case(DT_BF16, true, &wide_group, plain_numbers, mixed, COUNT(mixed));
+    const struct index_case cases[] = {
+        {DT_BF16, true, false, &small_shapes[3], stored_codes[1], mixed, COUNT(mixed), 0, 0},
+        {DT_BF16, true, false, &deepseek, plain_numbers, longer, COUNT(longer), 0, 0},
+        {DT_BF16, true, false, &wide_group, plain_numbers, mixed, COUNT(mixed), 0, 0},
+    };
+    for (int32_t i = 0; i < COUNT(cases); i++) {
+        alone_case(&cases[i]);
+    }
 }
 
 int main(int argc, char **argv)

@@ -6,7 +6,7 @@
 
 #include "test/cuda/cuda_pair.h"
 
-enum { MAX_TEST_ROWS = 512 };
+enum { MAX_TEST_ROWS = 640 };
 
 struct seq_spec {
     int32_t n_past, n_new;
