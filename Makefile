@@ -42,6 +42,7 @@ CFLAGS_test_cpu_amx_emulated      := $(AVX512) -mavx512bf16 -mavx512vnni
 endif
 CFLAGS_cpu_cpu_kernels_neon := -O3
 CFLAGS_cpu_cpu_attention    := -O3
+CFLAGS_cpu_cpu_index        := -O3
 LDFLAGS += $(filter -fsanitize%,$(OPT)) -rdynamic
 COMMA   := ,
 LIBS    := -lcjson -lpcre2-8 -lutf8proc -lpthread -lm

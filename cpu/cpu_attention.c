@@ -323,11 +323,28 @@ static void announce_chunk(const struct attn_job *job, struct attn_tile *t,
     t->next.n_pages = attn_pages(job, of, first, end, ATTN_CHUNK, t->next_pages);
 }
 
-/* Computes chunk number c of the tile's keys; the result goes to t->chunk. */
+/* Whether one of the tile's rows has picked a key of the chunk at `begin`. */
+static bool picked_any(const struct attn_job *job, const struct attn_tile *t, int32_t begin)
+{
+    const bool nodes = t->seq->tree && begin + ATTN_CHUNK > t->seq->n_past;
+    const int32_t end = nodes ? t->end_key : lesser(begin + ATTN_CHUNK, t->end_key);
+    return index_picked_any(job->cpu, job->picks, t->row, t->n_rows, lesser(begin, t->seq->n_past),
+                            end);
+}
+
+/* Computes chunk number c of the tile's keys; the result goes to t->chunk. If there is nothing to
+ * add, t->chunk is not written, and the sums of the vectors are 0. */
 static void attend_chunk(const struct attn_job *job, struct attn_tile *t, int32_t c, float *max,
                          float *sum)
 {
     int32_t begin = chunk_begin(t, c);
+    if (job->picks && !picked_any(job, t, begin)) {
+        for (int32_t i = 0; i < t->n_vectors; i++) {
+            max[i] = -INFINITY;
+            sum[i] = 0.0f;
+        }
+        return;
+    }
     if (job->unit) {
         attn_unit_chunk(job, t, begin, max, sum);
         return;
@@ -557,6 +574,7 @@ enum status cpu_attention(struct backend *be, const struct attention_args *a)
     ASSERT(job.pages->geometry.head_dim_k == a->head_dim_k);
     ASSERT(job.pages->geometry.head_dim_v == a->head_dim_v);
     ASSERT(job.pages->geometry.n_kv_heads == a->n_kv_heads);
+    job.picks = a->picks ? a->picks->p.p : NULL;
     job.group = a->n_heads / a->n_kv_heads;
     job.unit = attn_unit(cpu, job.pages);
     job.words = attn_words(cpu, job.pages);

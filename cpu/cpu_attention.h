@@ -7,7 +7,7 @@
 #ifndef SLUICE_CPU_ATTENTION_H
 #define SLUICE_CPU_ATTENTION_H
 
-#include "cpu/cpu_internal.h"
+#include "cpu/cpu_index.h"
 #include "engine/base/minmax.h"
 
 #include <math.h>
@@ -21,6 +21,7 @@ struct attn_job {
     const struct kv_pages *pages;
     const struct matrix_unit *unit;   // computes the layer's chunks; NULL: vector code does
     const struct word_kernels *words; // multiply the layer's V; NULL: it is multiplied in fp32
+    const uint64_t *picks;            // the keys that rows attend to; NULL: all that they see
     int32_t group;                    // query heads per KV head
     int32_t tile_heads;               // query heads per item
     int32_t tile_rows;
@@ -123,12 +124,13 @@ static inline void attn_hide(float *s, int32_t from, int32_t to)
 /* Prefetches up to n cache lines of t->ahead. */
 void attn_prefetch(const struct attn_job *job, struct attn_tile *t, int32_t n);
 bool attn_tree_sees(const struct attn_job *job, int32_t row, int32_t node);
-/* s has the scores of keys [begin, end). Sets those that the row does not see to -infinity. */
+/* s has the scores of keys [begin, end). Sets those that the row does not see, or has not picked,
+ * to -infinity. */
 void attn_mask_row(const struct attn_job *job, const struct attn_tile *t, int32_t row, float *s,
                    int32_t begin, int32_t end);
-/* Copies the scores that a row of a tree sees at positions [begin, begin + n) from s[slot - base]
- * to t->path: first those of the past, then those of its ancestors. Each is at the place that it
- * would have without a tree, so that sums are formed in the same order. */
+/* Copies the scores that a row of a tree sees, and has picked, at positions [begin, begin + n) from
+ * s[slot - base] to t->path: first those of the past, then those of its ancestors. Each is at the
+ * place that it would have without a tree, so that sums are formed in the same order. */
 void attn_tree_path(const struct attn_job *job, struct attn_tile *t, int32_t row, const float *s,
                     int32_t base, int32_t begin, int32_t n);
 

@@ -26,6 +26,12 @@ bool attn_tree_sees(const struct attn_job *job, int32_t row, int32_t node)
     return (mask[node / 64] >> (node % 64) & 1) != 0;
 }
 
+/* Whether the row attends to the key in a slot that it sees. */
+static bool has_picked(const struct attn_job *job, int32_t row, int32_t slot)
+{
+    return !job->picks || index_picked(job->cpu, job->picks, row, slot);
+}
+
 void attn_mask_row(const struct attn_job *job, const struct attn_tile *t, int32_t row, float *s,
                    int32_t begin, int32_t end)
 {
@@ -33,6 +39,9 @@ void attn_mask_row(const struct attn_job *job, const struct attn_tile *t, int32_
     int32_t high = t->seq->n_past + row - t->seq->first_row + 1;
     attn_hide(s, 0, low < end ? low - begin : end - begin);
     attn_hide(s, high > begin ? high - begin : 0, end - begin);
+    for (int32_t key = begin; key < end && job->picks; key++) {
+        s[key - begin] = has_picked(job, row, key) ? s[key - begin] : -INFINITY;
+    }
 }
 
 void attn_tree_path(const struct attn_job *job, struct attn_tile *t, int32_t row, const float *s,
@@ -43,11 +52,12 @@ void attn_tree_path(const struct attn_job *job, struct attn_tile *t, int32_t row
     low = greater(low, begin);
     attn_hide(t->path, 0, n);
     for (int32_t key = low; key < n_past && key < begin + n; key++) {
-        t->path[key - begin] = s[key - base];
+        t->path[key - begin] = has_picked(job, row, key) ? s[key - base] : -INFINITY;
     }
     for (int32_t node = 0; node < t->seq->n_rows; node++) {
         int32_t pos = pass->rows[t->seq->first_row + node].pos;
-        if (pos >= low && pos < begin + n && attn_tree_sees(job, row, node)) {
+        if (pos >= low && pos < begin + n && attn_tree_sees(job, row, node) &&
+            has_picked(job, row, n_past + node)) {
             t->path[pos - begin] = s[n_past + node - base];
         }
     }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Opens and closes a CPU rank, and has its table of ops. This is the only file that knows all the
  * others. */
+#include "cpu/cpu_index.h"
 #include "cpu/cpu_state.h"
 
 #include <stdio.h>
@@ -89,8 +90,10 @@ static enum status open_kv(struct backend *be, int32_t set, const struct kv_set_
     struct cpu_backend *cpu = cpu_of(be);
     TRY(cpu_kv_open(be, set, desc, err));
     for (int32_t i = 0; i < desc->n_layers; i++) {
-        size_t n_bytes = cpu_attention_scratch(cpu, &cpu->kv_sets[set].layers[i]);
-        if (cpu_need_scratch(cpu, n_bytes) != OK) {
+        const struct kv_pages *p = &cpu->kv_sets[set].layers[i];
+        enum status st = p->geometry.index ? cpu_index_need(cpu)
+                                           : cpu_need_scratch(cpu, cpu_attention_scratch(cpu, p));
+        if (st != OK) {
             return err_set(err, ERR_NOMEM, "not enough memory for attention's scratch");
         }
     }
@@ -188,6 +191,8 @@ static const struct backend_ops cpu_ops = {
     .short_conv = cpu_short_conv,
     .recurrence = cpu_recurrence,
     .gate = cpu_gate,
+    .index_store = cpu_index_store,
+    .index_pick = cpu_index_pick,
     .hidden_open = cpu_hidden_open,
     .hidden_store = cpu_hidden_store,
     .hidden_load = cpu_hidden_load,

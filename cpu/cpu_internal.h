@@ -160,6 +160,14 @@ struct scratch {
     size_t n_bytes;
 };
 
+/* Memory of sparse attention (cpu_index.c). */
+struct index_room {
+    uint64_t *bits; // [max_rows, n_words]: the slots of its lane that each row attends to
+    float *scores;  // [n_rows, stride]: of some rows' keys, by slot
+    int64_t stride;
+    int32_t n_words, n_rows;
+};
+
 struct memory {
     struct memory *next;
     void *p;
@@ -203,6 +211,7 @@ struct cpu_backend {
     int32_t *row_seq;    // [max_rows], for each row the index of its pass_seq
     int32_t *seq_items;  // [max_rows + 1], for each sequence the index of its first attention item
 
+    struct index_room index;
     float *attn_parts; // see cpu_attention.c
     char *packed_rows; // [cpu_pack_rows] packed activations; twice that for cpu_mlp
     size_t packed_rows_bytes;
@@ -386,12 +395,17 @@ void cpu_kv_store(const struct cpu_backend *cpu, const struct kv_pages *pages, s
                   int32_t head, const float *k, const float *v);
 void cpu_kv_store_joined(const struct cpu_backend *cpu, const struct kv_pages *pages,
                          struct kv_slot slot, int32_t head, float *key);
+/* The same for a key without a value. */
+void cpu_kv_store_key(const struct cpu_backend *cpu, const struct kv_pages *pages,
+                      struct kv_slot slot, const float *key);
 /* Bytes of scratch that one attention item over such pages needs; see cpu_attention.c. */
 size_t cpu_attention_scratch(const struct cpu_backend *cpu, const struct kv_pages *p);
 const struct kv_pages *cpu_kv_layer(const struct cpu_backend *cpu, int32_t layer);
 
 enum status cpu_rope_open(struct backend *be, const struct rope_desc *desc,
                           struct rope_table **out);
+/* Rotates the first 2 n_pairs elements of a head; `r` may be NULL. */
+void cpu_rotate(const struct cpu_backend *cpu, const struct rope_table *r, int32_t pos, float *x);
 enum status cpu_kv_bytes(struct backend *be, const struct kv_set_desc *desc, int32_t block_tokens,
                          size_t *out);
 enum status cpu_kv_open(struct backend *be, int32_t set, const struct kv_set_desc *desc,

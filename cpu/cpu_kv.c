@@ -34,7 +34,8 @@ static enum status check_desc(const struct kv_set_desc *desc)
         const struct kv_layer *g = &desc->layers[i];
         if (g->n_kv_heads < 1 || g->head_dim_k < 1 || g->head_dim_v < 1 ||
             g->head_dim_k > MAX_HEAD_DIM || g->head_dim_v > MAX_HEAD_DIM ||
-            (g->v_in_k && g->head_dim_v > g->head_dim_k)) {
+            (g->v_in_k && g->head_dim_v > g->head_dim_k) ||
+            (g->index && (!g->v_in_k || g->n_kv_heads != 1))) {
             return ERR_INVALID;
         }
     }
@@ -177,6 +178,19 @@ void cpu_kv_store_joined(const struct cpu_backend *cpu, const struct kv_pages *p
         fill(key + g->head_dim_v, NAN, g->head_dim_k - g->head_dim_v);
     }
     store(cpu, &pages->k, slot, at, key, g->head_dim_k);
+}
+
+/* Nobody multiplies such a key by 0, so the whole of it may be NaN. */
+void cpu_kv_store_key(const struct cpu_backend *cpu, const struct kv_pages *pages,
+                      struct kv_slot slot, const float *key)
+{
+    const int32_t n = pages->geometry.head_dim_k;
+    float nan[MAX_HEAD_DIM];
+    if (!is_storable(&pages->k, key, n)) {
+        fill(nan, NAN, n);
+        key = nan;
+    }
+    store(cpu, &pages->k, slot, slot.block, key, n);
 }
 
 /* Copies in all sets, because draft models use the same block ids. */

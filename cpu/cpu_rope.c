@@ -55,8 +55,7 @@ enum status cpu_rope_open(struct backend *be, const struct rope_desc *desc, stru
     return OK;
 }
 
-/* Rotates only the first 2 n_pairs elements of a head. */
-static void rotate(const struct cpu_backend *cpu, const struct rope_table *r, int32_t pos, float *x)
+void cpu_rotate(const struct cpu_backend *cpu, const struct rope_table *r, int32_t pos, float *x)
 {
     if (r && r->n_pairs > 0) {
         ASSERT(pos < r->max_pos);
@@ -128,7 +127,7 @@ static void store_item(void *arg, int32_t row, int32_t thread)
         if (normed && !a->norm_after_rope) {
             norm_head(job, is_q ? a->q_norm : a->k_norm, x, is_q ? h : h - a->n_heads);
         }
-        rotate(job->cpu, a->rope, p->pos, x);
+        cpu_rotate(job->cpu, a->rope, p->pos, x);
         if (normed && a->norm_after_rope) {
             norm_head(job, is_q ? a->q_norm : a->k_norm, x, is_q ? h : h - a->n_heads);
         }
@@ -177,7 +176,7 @@ static void mla_item(void *arg, int32_t row, int32_t thread)
     job->cpu->kernels->norm(NORM_RMS, kv, a->kv_norm ? a->kv_norm->vector : NULL, 0.0f, NULL,
                             a->eps, a->kv_lora, key);
     memcpy(key + a->kv_lora, kv + a->kv_lora, (size_t)a->rope_dim * sizeof *key);
-    rotate(job->cpu, a->rope, p->pos, key + a->kv_lora);
+    cpu_rotate(job->cpu, a->rope, p->pos, key + a->kv_lora);
     cpu_kv_store_joined(job->cpu, job->pages,
                         cpu_kv_slot(job->cpu, job->pages, p->lane, p->slot_pos), 0, key);
     float growth = growth_at(&a->growth, p->pos);
@@ -185,7 +184,7 @@ static void mla_item(void *arg, int32_t row, int32_t thread)
         float *q = tensor_row(&a->q, row) + (int64_t)h * a->q_head;
         float *to = tensor_row(&a->q_out, row) + (int64_t)h * a->q_out_head + a->q_out_offset;
         memcpy(key, q + a->q_rope_offset, (size_t)a->rope_dim * sizeof *key);
-        rotate(job->cpu, a->rope, p->pos, key);
+        cpu_rotate(job->cpu, a->rope, p->pos, key);
         grow(key, a->rope_dim, growth);
         grow(q, a->q_rope_offset, growth);
         memcpy(to, key, (size_t)a->rope_dim * sizeof *key);

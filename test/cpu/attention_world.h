@@ -22,6 +22,11 @@ struct geometry {
     int32_t chunk; // keys per chunk of chunked attention; 0: none
 };
 
+/* A layer's indexer; top_k 0: it has none. */
+struct indexer {
+    int32_t heads, dim, top_k;
+};
+
 /* How K and V are stored, and the layer's own scales if it has any. */
 struct storage {
     enum kv_format format;
@@ -39,9 +44,14 @@ enum { N_CODED = sizeof coded / sizeof coded[0] };
 /* What the test keeps of each lane: all q, k and v by position. */
 struct world {
     struct geometry g;
+    struct indexer index;
     struct storage storage;
     struct op_rig rig;
     float *k[LANES], *v[LANES]; // [LEN, n_kv_heads, dim], as stored
+    /* The indexer's keys, as stored, [LEN, index.dim]; and of the pass its queries and weights, and
+     * what it has picked, [n_rows, LEN + MAX_TREE_NODES]; NULL: it has picked nothing. */
+    float *index_k[LANES], *index_q, *index_weights;
+    bool *picked;
     struct weight *sinks;
     float *sink_values;
     float scale;
@@ -79,14 +89,15 @@ static inline void give_blocks(struct world *w)
     free(table);
 }
 
-/* Layer 1 is used, so that offsets of a layer matter. */
-static inline void open_world(struct world *w, const char *backend, const struct geometry *g,
-                              const struct storage *storage)
+/* Layer 1 is used, so that offsets of a layer matter; layer 2 is its indexer, if it has one. */
+static inline void open_sparse_world(struct world *w, const char *backend, const struct geometry *g,
+                                     const struct storage *storage, const struct indexer *index)
 {
     struct backend_limits limits = op_limits();
     struct err err;
     memset(w, 0, sizeof *w);
     w->g = *g;
+    w->index = *index;
     w->storage = *storage;
     limits.block_tokens = g->block_tokens;
     limits.max_blocks_per_lane = LEN / g->block_tokens + 2;
@@ -100,13 +111,22 @@ static inline void open_world(struct world *w, const char *backend, const struct
          .head_dim_v = value_dim(g),
          .v_in_k = g->dim_v > 0,
          .k_scale = storage->k_scale,
-         .v_scale = storage->v_scale}};
-    const struct kv_set_desc desc = {
-        .n_layers = 2, .layers = layers, .dtype = g->dtype, .format = storage->format};
+         .v_scale = storage->v_scale},
+        {.n_heads = w->index.heads,
+         .n_kv_heads = 1,
+         .head_dim_k = w->index.dim,
+         .head_dim_v = w->index.dim,
+         .v_in_k = true,
+         .index = true}};
+    const struct kv_set_desc desc = {.n_layers = w->index.top_k > 0 ? 3 : 2,
+                                     .layers = layers,
+                                     .dtype = g->dtype,
+                                     .format = storage->format};
     CHECK_EQ(w->rig.ops->kv_open(w->rig.be, 0, &desc, &err), OK);
     for (int32_t i = 0; i < LANES; i++) {
         w->k[i] = xcalloc((size_t)LEN * g->n_kv_heads * g->dim, sizeof(float));
         w->v[i] = xcalloc((size_t)LEN * g->n_kv_heads * g->dim, sizeof(float));
+        w->index_k[i] = xcalloc((size_t)LEN * w->index.dim + 1, sizeof(float));
     }
     w->scale = 1.0f / sqrtf((float)g->dim);
     w->sink_values = op_random(g->n_heads, 2.0f);
@@ -120,14 +140,30 @@ static inline void open_world(struct world *w, const char *backend, const struct
     give_blocks(w);
 }
 
+static inline void open_world(struct world *w, const char *backend, const struct geometry *g,
+                              const struct storage *storage)
+{
+    open_sparse_world(w, backend, g, storage, &(struct indexer){.top_k = 0});
+}
+
 static inline void close_world(struct world *w)
 {
     for (int32_t i = 0; i < LANES; i++) {
         free(w->k[i]);
         free(w->v[i]);
+        free(w->index_k[i]);
     }
+    free(w->index_q);
+    free(w->index_weights);
+    free(w->picked);
     free(w->sink_values);
     op_close(&w->rig);
+}
+
+/* Where the pass keeps whether a row has picked the key in a slot. */
+static inline bool *picked_at(const struct world *w, int32_t row, int32_t slot)
+{
+    return &w->picked[(size_t)row * (LEN + MAX_TREE_NODES) + (size_t)slot];
 }
 
 /* The definition of which keys a row sees: causal, the window, and the path of a tree. */
@@ -172,7 +208,7 @@ static inline void naive_row(const struct world *w, const struct pass_seq *s, in
     }
     for (int32_t key = 0; key < n; key++) {
         p[key] = -INFINITY;
-        if (!sees(w, s, row, key)) {
+        if (!sees(w, s, row, key) || (w->picked && !*picked_at(w, row, key))) {
             continue;
         }
         const float *k = w->k[s->lane] + ((size_t)key * g->n_kv_heads + kv) * g->dim;
@@ -203,25 +239,32 @@ static inline void naive_row(const struct world *w, const struct pass_seq *s, in
 }
 
 /* Returns a head's numbers as they are read after having been stored in the format. */
-static inline void as_stored(const struct world *w, const float *x, float scale, float *out)
+static inline void stored_head(const struct world *w, const float *x, int32_t dim, float scale,
+                               float *out)
 {
     const struct geometry *g = &w->g;
     uint8_t codes[MAX_HEAD_DIM];
     struct kv_scale s;
     const struct kv_plane p =
-        kv_plane_make(w->storage.format, g->dtype, true, g->block_tokens, g->dim, scale, 0);
+        kv_plane_make(w->storage.format, g->dtype, true, g->block_tokens, dim, scale, 0);
     if (w->storage.format != KV_PLAIN) {
-        kv_encode_scalar(&p, x, g->dim, codes, &s);
+        kv_encode_scalar(&p, x, dim, codes, &s);
     }
-    for (int32_t d = 0; d < g->dim; d++) {
+    for (int32_t d = 0; d < dim; d++) {
         if (w->storage.format == KV_PLAIN) {
             out[d] = op_rounded(g->dtype, x[d]);
         } else {
             out[d] = kv_decode(&p, s, codes[d]);
         }
-        if (rounds(w)) {
-            out[d] = op_rounded(DT_BF16, out[d]);
-        }
+    }
+}
+
+/* The same for attention's heads, which a matrix unit rounds. */
+static inline void as_stored(const struct world *w, const float *x, float scale, float *out)
+{
+    stored_head(w, x, w->g.dim, scale, out);
+    for (int32_t d = 0; d < w->g.dim && rounds(w); d++) {
+        out[d] = op_rounded(DT_BF16, out[d]);
     }
 }
 
@@ -264,6 +307,68 @@ static inline void store_keys(struct world *w, struct tensor qkv)
     }
 }
 
+/* The indexer's part of a pass: `whole` numbers have exact scores, many of them equal. The keys go
+ * to their pages as index_store would write them. */
+static inline void make_index(struct world *w, bool whole)
+{
+    const struct cpu_backend *cpu = (struct cpu_backend *)w->rig.be;
+    const struct kv_pages *pages = &cpu->kv_sets[0].layers[2];
+    const size_t n = (size_t)w->pass.pass.n_rows, q = (size_t)w->index.heads * w->index.dim;
+    float *k = op_random(n * (size_t)w->index.dim, 1.0f);
+    free(w->index_q);
+    free(w->index_weights);
+    w->index_q = op_random(n * q, 1.0f);
+    w->index_weights = op_random(n * (size_t)w->index.heads, 1.0f);
+    for (size_t i = 0; i < n * q && whole; i++) {
+        w->index_q[i] = rintf(w->index_q[i]);
+    }
+    for (size_t i = 0; i < n * (size_t)w->index.heads && whole; i++) {
+        w->index_weights[i] = rintf(w->index_weights[i]);
+    }
+    for (size_t i = 0; i < n * (size_t)w->index.dim && whole; i++) {
+        k[i] = rintf(0.6f * k[i]);
+    }
+    for (size_t r = 0; r < n; r++) {
+        const struct pass_row *p = &w->pass.rows[r];
+        const float *key = k + r * (size_t)w->index.dim;
+        cpu_kv_store_key(cpu, pages, cpu_kv_slot(cpu, pages, p->lane, p->slot_pos), key);
+        stored_head(w, key, w->index.dim, 0.0f,
+                    w->index_k[p->lane] + (size_t)p->slot_pos * (size_t)w->index.dim);
+    }
+    free(k);
+}
+
+/* Picks within a pass, and keeps what has been picked. */
+static inline void run_index(struct world *w, struct key_picks *picks)
+{
+    const int32_t n = w->pass.pass.n_rows, q = w->index.heads * w->index.dim;
+    const struct index_pick_args a = {
+        .q = op_tensor(&w->rig, w->index_q, n, q, q + 3),
+        .weights = op_tensor(&w->rig, w->index_weights, n, w->index.heads, w->index.heads + 1),
+        .n_rows = n,
+        .layer = 2,
+        .n_heads = w->index.heads,
+        .head_dim = w->index.dim,
+        .top_k = w->index.top_k,
+        .picks = picks};
+    CHECK_EQ(w->rig.ops->index_pick(w->rig.be, &a), OK);
+    free(w->picked);
+    w->picked = NULL;
+    if (!picks->p.p) {
+        return;
+    }
+    w->picked = xcalloc((size_t)n * (LEN + MAX_TREE_NODES), sizeof *w->picked);
+    for (int32_t i = 0; i < w->pass.pass.n_seqs; i++) {
+        const struct pass_seq *s = &w->pass.seqs[i];
+        for (int32_t r = s->first_row; r < s->first_row + s->n_rows; r++) {
+            for (int32_t slot = 0; slot < s->n_past + s->n_rows; slot++) {
+                *picked_at(w, r, slot) =
+                    sees(w, s, r, slot) && index_picked(cpu_of(w->rig.be), picks->p.p, r, slot);
+            }
+        }
+    }
+}
+
 /* Runs the pass. Returns the outputs [n_rows, n_heads * dim] and, on request, the queries. */
 static inline float *run_pass(struct world *w, const float *qkv)
 {
@@ -291,7 +396,12 @@ static inline float *run_pass(struct world *w, const float *qkv)
                                     .chunk = g->chunk,
                                     .softcap = g->softcap,
                                     .sinks = w->sinks};
+    struct key_picks picks = {.top_k = 0};
     op_begin(&w->rig, &w->pass);
+    if (w->index.top_k > 0) {
+        run_index(w, &picks);
+        attend.picks = &picks;
+    }
     if (g->dim_v > 0) {
         store_keys(w, t);
     } else {

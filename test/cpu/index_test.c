@@ -1,0 +1,330 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Sparse attention: the keys that an indexer stores and picks, compared with naive scores, and
+ * attention over the picked keys. */
+#include "test/cpu/attention_world.h"
+
+static double score_of(const struct world *w, const struct pass_seq *s, int32_t row, int32_t slot)
+{
+    const struct indexer *x = &w->index;
+    const float *k = w->index_k[s->lane] + (size_t)slot * (size_t)x->dim;
+    double score = 0.0;
+    for (int32_t h = 0; h < x->heads; h++) {
+        const float *q = w->index_q + ((size_t)row * (size_t)x->heads + (size_t)h) * (size_t)x->dim;
+        double dot = 0.0;
+        for (int32_t d = 0; d < x->dim; d++) {
+            dot += (double)q[d] * (double)k[d];
+        }
+        score += (double)w->index_weights[row * x->heads + h] * greater(dot, 0.0);
+    }
+    return score;
+}
+
+/* The number of keys that come before `slot` in a row's order of scores; of equal ones those of
+ * earlier positions come first. */
+static int32_t n_before(const struct world *w, const struct pass_seq *s, int32_t row, int32_t slot,
+                        const double *scores)
+{
+    int32_t n = 0;
+    for (int32_t i = 0; i < s->n_past + s->n_rows; i++) {
+        const bool first = scores[i] > scores[slot] || (!(scores[i] < scores[slot]) && i < slot);
+        n += first && sees(w, s, row, i);
+    }
+    return n;
+}
+
+/* The picks of one row. Exact scores decide for each key; others may be wrong about keys whose
+ * scores are closer to the last pick's than the rounding. */
+static void check_row(const struct world *w, const struct pass_seq *s, int32_t row, bool exact)
+{
+    const int32_t n = s->n_past + s->n_rows;
+    int32_t n_picked = 0, n_seen = 0, n_wrong = 0;
+    double *scores = xcalloc((size_t)n, sizeof *scores), size = 0.0, least = INFINITY,
+           most = -INFINITY;
+    for (int32_t i = 0; i < n; i++) {
+        scores[i] = score_of(w, s, row, i);
+        if (!sees(w, s, row, i)) {
+            continue;
+        }
+        n_seen++;
+        size = greater(size, fabs(scores[i]));
+        if (*picked_at(w, row, i)) {
+            n_picked++;
+            least = lesser(least, scores[i]);
+        } else {
+            most = greater(most, scores[i]);
+        }
+    }
+    for (int32_t i = 0; i < n && exact; i++) {
+        const bool best = sees(w, s, row, i) && n_before(w, s, row, i, scores) < w->index.top_k;
+        n_wrong += best != *picked_at(w, row, i);
+    }
+    const double rounding = exact ? 0.0 : size * (rounds_queries(w) ? 2e-3 : 1e-5);
+    if (n_picked != lesser(n_seen, w->index.top_k) || n_wrong > 0 || most > least + rounding) {
+        CHECK_FAIL("row %d of lane %d sees %d keys, has picked %d, %d of them wrong: %g, not %g",
+                   row, s->lane, n_seen, n_picked, n_wrong, least, most);
+    }
+    free(scores);
+}
+
+/* Checks every `every`-th row's picks, then attention over them. Returns whether there are any. */
+static bool check_picks(struct world *w, int32_t every, bool whole)
+{
+    struct key_picks picks = {.top_k = 0};
+    make_index(w, whole);
+    op_begin(&w->rig, &w->pass);
+    run_index(w, &picks);
+    op_end(&w->rig);
+    const bool any = w->picked != NULL;
+    for (int32_t i = 0; i < w->pass.pass.n_seqs && any; i++) {
+        const struct pass_seq *s = &w->pass.seqs[i];
+        for (int32_t r = s->first_row; r < s->first_row + s->n_rows; r++) {
+            if (r % every == 0 || s->n_rows < 8) {
+                check_row(w, s, r, whole);
+            }
+        }
+    }
+    check_pass(w, every);
+    return any;
+}
+
+struct layer_case {
+    struct geometry g;
+    struct indexer index;
+};
+
+static void try_index(const char *backend, const struct layer_case *c,
+                      const struct storage *storage, bool whole)
+{
+    const int32_t first = strcmp(backend, "scalar") == 0 && !check_nightly() ? 130 : 530;
+    struct world *w = xcalloc(1, sizeof *w);
+    open_sparse_world(w, backend, &c->g, storage, &c->index);
+    op_add_seq(&w->pass, 0, 0, first);
+    op_add_seq(&w->pass, 1, 0, 1);
+    op_add_seq(&w->pass, 2, 0, 37);
+    CHECK(check_picks(w, 29, whole));
+    op_add_seq(&w->pass, 1, 1, 1);
+    op_add_seq(&w->pass, 0, first, 60);
+    op_add_seq(&w->pass, 2, 37, 5);
+    CHECK(check_picks(w, 13, whole));
+    op_add_seq(&w->pass, 0, first + 60, 1);
+    add_tree(w, 2, 42, 90);
+    op_add_seq(&w->pass, 1, 2, 1);
+    CHECK(check_picks(w, 7, whole));
+    add_tree(w, 0, first + 61, 20);
+    CHECK(check_picks(w, 3, whole));
+    op_add_seq(&w->pass, 1, 3, 1); // sees fewer keys than it may pick
+    CHECK(!check_picks(w, 1, whole));
+    close_world(w);
+    free(w);
+}
+
+/* Columns: heads, KV heads, width, block, window, soft cap, sinks, dtype, width of MLA's values,
+ * steep, chunk; the indexer's heads, width, and number of picks. */
+static const struct layer_case cases[] = {
+    {{18, 1, 72, 16, 0, 0.0f, false, DT_BF16, 56, false, 0}, {16, 32, 40}},
+    {{4, 1, 40, 16, 0, 0.0f, false, DT_F32, 20, false, 0}, {64, 128, 7}},
+    {{5, 1, 40, 8, 0, 0.0f, false, DT_BF16, 20, false, 0}, {3, 24, 20}},
+    {{3, 1, 72, 48, 0, 30.0f, false, DT_F16, 56, false, 0}, {33, 40, 100}},
+    {{4, 1, 24, 1, 0, 0.0f, false, DT_F32, 16, false, 0}, {5, 7, 5}},
+    {{2, 1, 20, 5, 0, 0.0f, false, DT_F32, 16, false, 0}, {1, 20, 11}},
+};
+enum { N_CASES = sizeof cases / sizeof cases[0] };
+
+OP_TEST(the_best_keys_are_picked_and_attended_to)
+{
+    for (size_t i = 0; i < N_CASES; i++) {
+        try_index(backend, &cases[i], &plain, false);
+    }
+}
+
+OP_TEST(picks_compare_with_keys_as_they_were_stored)
+{
+    for (size_t i = 0; i < N_CASES; i++) {
+        for (int32_t j = 0; j < N_CODED; j++) {
+            // An indexer's keys have no scales of their own.
+            if (!(coded[j].k_scale > 0.0f) && (check_nightly() || (i + (size_t)j) % 3 == 0)) {
+                try_index(backend, &cases[i], &coded[j], false);
+            }
+        }
+    }
+}
+
+/* Few heads and whole numbers: most rows have many keys with the score of their last pick. */
+OP_TEST(of_equal_scores_the_earlier_positions_win)
+{
+    for (size_t i = 0; i < N_CASES; i++) {
+        struct layer_case c = cases[i];
+        c.index.heads = 1 + (int32_t)i % 3;
+        c.index.dim = lesser(c.index.dim, 24);
+        try_index(backend, &c, &plain, true);
+    }
+}
+
+/* Rows of a pass with other sequences, or in other chunks, have the same bits, also where another
+ * sequence makes the pass sparse. */
+OP_TEST(picks_and_sums_of_a_row_do_not_depend_on_other_rows)
+{
+    for (size_t c = 0; c < N_CASES; c++) {
+        const struct geometry *g = &cases[c].g;
+        const struct indexer *x = &cases[c].index;
+        const int32_t n = 150, k = x->top_k - 1;
+        const size_t width = (size_t)(g->n_heads + 2) * (size_t)g->dim;
+        const size_t out_width = (size_t)g->n_heads * (size_t)g->dim_v;
+        const size_t q = (size_t)x->heads * (size_t)x->dim;
+        struct world *w = xcalloc(1, sizeof *w);
+        open_sparse_world(w, backend, g, &plain, x);
+        op_add_seq(&w->pass, 0, 0, n);
+        op_add_seq(&w->pass, 1, 0, k); // sees too few keys to pick
+        make_index(w, false);
+        float *qkv = make_qkv(w), *together = run_pass(w, qkv);
+        float *index_q = w->index_q, *weights = w->index_weights;
+        CHECK(w->picked != NULL);
+        const struct {
+            int32_t lane, first, n, row;
+        } parts[] = {{0, 0, n, 0}, {0, n - 1, 1, n - 1}, {0, 70, 41, 70}, {1, 0, k, n}};
+        for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
+            const size_t row = (size_t)parts[i].row;
+            memset(&w->pass, 0, sizeof w->pass);
+            op_add_seq(&w->pass, parts[i].lane, parts[i].first, parts[i].n);
+            w->index_q = index_q + row * q;
+            w->index_weights = weights + row * (size_t)x->heads;
+            float *apart = run_pass(w, qkv + row * width);
+            CHECK((w->picked != NULL) == (parts[i].lane == 0));
+            CHECK_MEM(apart, together + row * out_width,
+                      (size_t)parts[i].n * out_width * sizeof *apart);
+            free(apart);
+        }
+        w->index_q = index_q;
+        w->index_weights = weights;
+        free(together);
+        free(qkv);
+        close_world(w);
+        free(w);
+    }
+}
+
+/* A broken key is attended to by all rows that see it, so that it cannot stay unnoticed. */
+OP_TEST(a_key_that_is_no_number_is_picked)
+{
+    enum { N = 90, KEY = 31 };
+    for (size_t c = 0; c < N_CASES; c++) {
+        for (int32_t j = -1; j < N_CODED; j += 2) {
+            const struct indexer *x = &cases[c].index;
+            struct world *w = xcalloc(1, sizeof *w);
+            struct key_picks picks = {.top_k = 0};
+            open_sparse_world(w, backend, &cases[c].g, j < 0 ? &plain : &coded[j], x);
+            const struct cpu_backend *cpu = cpu_of(w->rig.be);
+            const struct kv_pages *pages = &cpu->kv_sets[0].layers[2];
+            float *key = op_random((size_t)x->dim, 1.0f);
+            op_add_seq(&w->pass, 0, 0, N);
+            make_index(w, false);
+            key[x->dim / 2] = c % 2 ? NAN : INFINITY;
+            cpu_kv_store_key(cpu, pages, cpu_kv_slot(cpu, pages, 0, KEY), key);
+            op_begin(&w->rig, &w->pass);
+            run_index(w, &picks);
+            op_end(&w->rig);
+            for (int32_t row = x->top_k; row < N && w->picked; row++) {
+                CHECK_EQ(*picked_at(w, row, KEY), row >= KEY);
+            }
+            free(key);
+            close_world(w);
+            free(w);
+        }
+    }
+}
+
+/* ---- the store ---------------------------------------------------------------------------- */
+
+enum { HEADS = 3, DIM = 24, PAIRS = 4, ROWS = 21 };
+
+static void rotated(const float *inv, bool interleaved, int32_t pos, double *x)
+{
+    for (int32_t i = 0; i < PAIRS; i++) {
+        const int32_t a = interleaved ? 2 * i : i, b = interleaved ? a + 1 : i + PAIRS;
+        const double angle = (double)((float)pos * inv[i]), u = x[a], v = x[b];
+        x[a] = 1.5 * (u * cos(angle) - v * sin(angle));
+        x[b] = 1.5 * (v * cos(angle) + u * sin(angle));
+    }
+}
+
+static void normed(const float *x, const float *weight, const float *bias, double *out)
+{
+    double mean = 0.0, square = 0.0;
+    for (int32_t i = 0; i < DIM; i++) {
+        mean += (double)x[i] / DIM;
+    }
+    for (int32_t i = 0; i < DIM; i++) {
+        square += ((double)x[i] - mean) * ((double)x[i] - mean);
+    }
+    for (int32_t i = 0; i < DIM; i++) {
+        out[i] =
+            ((double)x[i] - mean) / sqrt(square / DIM + 1e-6) * (double)weight[i] + (double)bias[i];
+    }
+}
+
+static void try_store(const char *backend, bool interleaved)
+{
+    const struct geometry g = {
+        .n_heads = 2, .n_kv_heads = 1, .dim = 16, .dim_v = 8, .block_tokens = 16, .dtype = DT_F32};
+    const struct indexer index = {HEADS, DIM, 5};
+    struct world *w = xcalloc(1, sizeof *w);
+    open_sparse_world(w, backend, &g, &plain, &index);
+    float inv[PAIRS] = {1.0f, 0.5f, 0.1f, 0.01f};
+    struct rope_desc desc = {PAIRS, inv, 1.5f, interleaved, LEN};
+    struct rope_table *rope = NULL;
+    CHECK_EQ(w->rig.ops->rope_open(w->rig.be, &desc, &rope), OK);
+    float *q = op_random(ROWS * HEADS * DIM, 1.0f), *k = op_random(ROWS * DIM, 2.0f);
+    float *weight = op_random(DIM, 1.0f), *bias = op_random(DIM, 1.0f);
+    struct index_store_args a = {.q = op_tensor(&w->rig, q, ROWS, HEADS * DIM, HEADS * DIM + 5),
+                                 .k = op_tensor(&w->rig, k, ROWS, DIM, DIM + 1),
+                                 .rope = rope,
+                                 .n_rows = ROWS,
+                                 .layer = 2,
+                                 .n_heads = HEADS,
+                                 .head_dim = DIM,
+                                 .norm = op_vector(&w->rig, weight, DIM),
+                                 .norm_bias = op_vector(&w->rig, bias, DIM),
+                                 .eps = 1e-6f};
+    op_add_seq(&w->pass, 1, 40, ROWS);
+    op_begin(&w->rig, &w->pass);
+    CHECK_EQ(w->rig.ops->index_store(w->rig.be, &a), OK);
+    op_end(&w->rig);
+    float *after = op_fetch(&w->rig, a.q, ROWS, HEADS * DIM);
+    const struct kv_pages *pages = &cpu_of(w->rig.be)->kv_sets[0].layers[2];
+    for (int32_t r = 0; r < ROWS; r++) {
+        double wanted[DIM];
+        float have[DIM];
+        const struct kv_slot slot = cpu_kv_slot(cpu_of(w->rig.be), pages, 1, 40 + r);
+        for (int32_t d = 0; d < DIM; d++) {
+            have[d] = kv_get(&pages->k, slot.block, slot.token, d);
+        }
+        normed(k + r * DIM, weight, bias, wanted);
+        rotated(inv, interleaved, 40 + r, wanted);
+        CHECK(op_distance(have, wanted, DIM) < 2e-5);
+        for (int32_t h = 0; h < HEADS; h++) {
+            for (int32_t d = 0; d < DIM; d++) {
+                wanted[d] = (double)q[(r * HEADS + h) * DIM + d];
+            }
+            rotated(inv, interleaved, 40 + r, wanted);
+            CHECK(op_distance(after + (r * HEADS + h) * DIM, wanted, DIM) < 2e-5);
+        }
+    }
+    free(after);
+    free(q);
+    free(k);
+    free(weight);
+    free(bias);
+    close_world(w);
+    free(w);
+}
+
+OP_TEST(keys_are_stored_normed_and_rotated)
+{
+    try_store(backend, false);
+    try_store(backend, true);
+}
+
+int main(int argc, char **argv)
+{
+    return check_main(argc, argv);
+}
