@@ -67,7 +67,7 @@ void engine_kv_set(const struct engine *e, const struct model *m, struct kv_laye
 static enum status try_set(const struct engine *e, const struct model *m, const char *where,
                            struct err *err)
 {
-    struct kv_layer layers[MAX_LAYERS];
+    struct kv_layer layers[MAX_KV_LAYERS];
     struct kv_set_desc d;
     size_t n_bytes;
     engine_kv_set(e, m, layers, &d);

@@ -116,7 +116,7 @@ static enum status measure_costs(struct engine *e)
 
 static enum status open_set(const struct engine *e, const struct model *m, struct err *err)
 {
-    struct kv_layer layers[MAX_LAYERS];
+    struct kv_layer layers[MAX_KV_LAYERS];
     struct kv_set_desc kv;
     engine_kv_set(e, m, layers, &kv);
     TRY(m->be->ops->kv_open(m->be, m->kv_set, &kv, err));

@@ -25,7 +25,7 @@ static bool on_cpu(const struct backend_facts *f)
 
 static enum status set_bytes(const struct engine *e, const struct model *m, size_t *out)
 {
-    struct kv_layer layers[MAX_LAYERS];
+    struct kv_layer layers[MAX_KV_LAYERS];
     struct kv_set_desc d;
     engine_kv_set(e, m, layers, &d);
     return m->be->ops->kv_bytes(m->be, &d, e->info.block_tokens, out);

@@ -230,13 +230,53 @@ static enum status load_mla_low(struct loader *l, int32_t layer, struct layer_we
     return part_vector(l, norm, ".weight", c->kv_lora, &w->kv_a_norm);
 }
 
+/* The indexer's keys and the weights of its heads. The weights decide which keys are compared at
+ * all, so they stay plain, as in released checkpoints. */
+static enum status load_indexer(struct loader *l, int32_t layer, struct layer_weights *w)
+{
+    const struct model_config *c = l->c;
+    const int64_t dim = c->index.head_dim, heads = c->index.n_heads;
+    char k[NAME_BYTES], weights[NAME_BYTES], norm[NAME_BYTES];
+    part_layer_name(c->names->index_k, layer, k);
+    part_layer_name(c->names->index_weights, layer, weights);
+    part_layer_name(c->names->index_k_norm, layer, norm);
+    struct stack keys = {.pieces = {{k, dim, 0, dim}},
+                         .n = 1,
+                         .n_in = c->hidden,
+                         .n_cols = c->hidden,
+                         .adapts = true};
+    struct stack of_heads = {.pieces = {{weights, heads, 0, heads}},
+                             .n = 1,
+                             .n_in = c->hidden,
+                             .n_cols = c->hidden,
+                             .stays_plain = true,
+                             .adapts = true};
+    TRY(part_linear(l, &keys, l->options->dtype, &w->index_k));
+    TRY(part_linear(l, &of_heads, l->options->dtype, &w->index_weights));
+    TRY(part_vector(l, norm, ".weight", dim, &w->index_k_norm));
+    return part_vector(l, norm, ".bias", dim, &w->index_k_norm_bias);
+}
+
+/* Some files contain an indexer for layers that have the picks of another. */
+static void pass_over_indexer(struct loader *l, int32_t layer)
+{
+    const struct tensor_names *names = l->c->names;
+    const char *const each[] = {names->index_q, names->index_k, names->index_k_norm,
+                                names->index_weights};
+    char name[NAME_BYTES];
+    for (size_t i = 0; i < sizeof each / sizeof each[0]; i++) {
+        part_layer_name(each[i], layer, name);
+        part_pass_over(l, name);
+    }
+}
+
 /* The head-wise parts of kv_b become w_uk and w_uv, so that attention can work on the compressed
  * keys (absorbed queries). */
 static enum status load_mla(struct loader *l, int32_t layer, struct layer_weights *w)
 {
     const struct model_config *c = l->c;
     const struct model_shard *s = &l->m->shard;
-    char name[NAME_BYTES], gate[NAME_BYTES];
+    char name[NAME_BYTES], gate[NAME_BYTES], index[NAME_BYTES];
     int64_t q_head = c->nope_dim + c->rope_dim;
     struct stack q = {.n = 1, .n_in = c->q_lora ? c->q_lora : c->hidden, .adapts = true};
     q.n_cols = q.n_in;
@@ -246,6 +286,14 @@ static enum status load_mla(struct loader *l, int32_t layer, struct layer_weight
     if (c->attn_gate == ATTN_GATE_HEADS) {
         part_layer_name(c->names->attn_gate, layer, gate);
         q.pieces[q.n++] = (struct piece){gate, c->n_heads, s->first_head, s->n_heads};
+    }
+    if (c->layers[layer].index >= 0) {
+        const int64_t all = (int64_t)c->index.n_heads * c->index.head_dim;
+        part_layer_name(c->names->index_q, layer, index);
+        q.pieces[q.n++] = (struct piece){index, all, 0, all};
+        TRY(load_indexer(l, layer, w));
+    } else if (c->index.top_k > 0) {
+        pass_over_indexer(l, layer);
     }
     TRY(part_linear(l, &q, l->options->dtype, &w->qkv));
     TRY(load_mla_low(l, layer, w));

@@ -40,7 +40,8 @@ static struct widths widest_of(const struct model *m)
         }
         const int64_t attn = n_heads * (c->kv_lora ? c->v_dim : hd);
         const int64_t gates[] = {0, attn, n_heads}; // by enum attn_gate
-        w.qkv = larger(w.qkv, qkv + gates[c->attn_gate]);
+        const int64_t index = (int64_t)c->index.n_heads * c->index.head_dim;
+        w.qkv = larger(w.qkv, qkv + gates[c->attn_gate] + index);
         w.attn = larger(w.attn, attn);
         w.ffn = larger(w.ffn, share.ffn);
     }
@@ -78,6 +79,10 @@ static int32_t plan_buffers(struct model *m, int32_t max_rows, int32_t max_out,
         p[n++] = (struct buffer_plan){&m->q_abs, NULL, m->act, s->n_heads * kv_low, max_rows};
         p[n++] = (struct buffer_plan){&m->attn_v, NULL, m->act, (int64_t)s->n_heads * c->kv_lora,
                                       max_rows};
+    }
+    if (c->index.top_k > 0) {
+        p[n++] = (struct buffer_plan){&m->index_k, NULL, m->act, c->index.head_dim, max_rows};
+        p[n++] = (struct buffer_plan){&m->index_weights, NULL, m->act, c->index.n_heads, max_rows};
     }
     if (c->layer_input > 0) {
         const int64_t all = (int64_t)c->n_layers * c->layer_input;
@@ -121,8 +126,8 @@ static int32_t plan_buffers(struct model *m, int32_t max_rows, int32_t max_out,
     return n;
 }
 
-/* Upper bound of the number of rows that plan_buffers fills; today at most 30. */
-enum { MAX_BUFFERS = 31 };
+/* Upper bound of the number of rows that plan_buffers fills; today at most 32. */
+enum { MAX_BUFFERS = 33 };
 
 /* An upper bound, for planning memory before anything is allocated. It includes 256 bytes of
  * alignment per buffer. */
@@ -171,7 +176,8 @@ enum status model_setup(struct model *m, int32_t max_rows, int32_t max_out, stru
 }
 
 /* The values that each layer stores in the cache: those of this rank's heads, or MLA's latent,
- * which all heads share. A layer that reads the keys of another layer stores none. */
+ * which all heads share. A layer that reads the keys of another layer stores none. Every rank has
+ * all of an indexer, so that all pick the same keys. */
 void model_kv_layers(const struct model *m, struct kv_layer *layers)
 {
     const struct model_config *c = m->config;
@@ -190,6 +196,14 @@ void model_kv_layers(const struct model *m, struct kv_layer *layers)
                                        .v_in_k = mla,
                                        .k_scale = m->layers[i].k_scale,
                                        .v_scale = m->layers[i].v_scale};
+        if (c->layers[i].index >= 0) {
+            layers[c->layers[i].index] = (struct kv_layer){.n_heads = c->index.n_heads,
+                                                           .n_kv_heads = 1,
+                                                           .head_dim_k = c->index.head_dim,
+                                                           .head_dim_v = c->index.head_dim,
+                                                           .v_in_k = true,
+                                                           .index = true};
+        }
     }
 }
 

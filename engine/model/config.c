@@ -160,6 +160,8 @@ static enum status read_layer_types(const struct json *j, struct model_config *c
             c->layers[i].window = 0;
             c->layers[i].kv = 0;
             c->layers[i].state = -1;
+        } else if (name && strcmp(name, "indexed_attention") == 0 && c->index.top_k > 0) {
+            c->layers[i].window = 0;
         } else if (name && strcmp(name, "chunked_attention") == 0) {
             TRY(need_int(j, "attention_chunk_size", MAX_POSITIONS, &c->layers[i].chunk, err));
             c->layers[i].window = 0;
@@ -194,8 +196,8 @@ static void size_layers(struct model_config *c)
     }
 }
 
-/* Numbers the layers with keys and values, and separately those with a state. The numbers are their
- * indices in the KV set and the state set. */
+/* Numbers the layers with keys and values and the indexers, and separately the layers with a state.
+ * The numbers are their indices in the KV set and the state set. */
 static void number_layers(struct model_config *c)
 {
     for (int32_t i = 0; i < c->n_layers; i++) {
@@ -205,6 +207,7 @@ static void number_layers(struct model_config *c)
             continue;
         }
         l->kv = l->kv >= 0 ? c->n_kv_layers++ : -1;
+        l->index = l->index >= 0 ? c->n_kv_layers++ : -1;
         l->state = l->state >= 0 ? c->n_state_layers++ : -1;
         c->last_store = i;
     }
@@ -266,6 +269,16 @@ static enum status read_rope(const struct json *params, double theta, const stru
     return OK;
 }
 
+/* The indexers' rope differs from that of the layers at most in its pairs. */
+static void add_index_rope(struct model_config *c)
+{
+    if (c->index.top_k > 0 && c->index.interleaved != c->rope[0].desc.interleaved) {
+        c->index.rope = c->n_ropes++;
+        c->rope[c->index.rope] = c->rope[0];
+        c->rope[c->index.rope].desc.interleaved = c->index.interleaved;
+    }
+}
+
 /* Reads both forms: transformers 5's rope_parameters, which may be given per layer type, and the
  * older rope_theta with rope_scaling. */
 static enum status read_ropes(const struct json *j, struct model_config *c, struct err *err)
@@ -286,6 +299,7 @@ static enum status read_ropes(const struct json *j, struct model_config *c, stru
     TRY(read_rope(full, theta, j, 0, c, err));
     c->rope[0].desc.interleaved = together;
     c->rope[1].desc.interleaved = together;
+    add_index_rope(c);
     return OK;
 }
 
@@ -478,7 +492,7 @@ static enum status read_config(struct json *root, struct model_config *c, struct
     c->n_ropes = 1;
     for (int32_t i = 0; i < c->n_layers; i++) {
         c->layers[i].kv_of = i;
-        c->layers[i].state = -1;
+        c->layers[i].state = c->layers[i].index = -1;
     }
     TRY(read_activation(j, c, err));
     TRY(family->read(j, c, err));

@@ -8,9 +8,10 @@
 #include "engine/model/recurrent.h"
 
 enum {
-    MAX_LAYERS = 512,        // chosen: four times the deepest checkpoint known
-    MAX_ROPE_PAIRS = 256,    // chosen: for heads of up to 512
-    MAX_POSITIONS = 1 << 30, // chosen: the sum of a few lengths still fits an int32_t
+    MAX_LAYERS = 512,               // chosen: four times the deepest checkpoint known
+    MAX_KV_LAYERS = 2 * MAX_LAYERS, // a layer may have an indexer with keys of its own
+    MAX_ROPE_PAIRS = 256,           // chosen: for heads of up to 512
+    MAX_POSITIONS = 1 << 30,        // chosen: the sum of a few lengths still fits an int32_t
 };
 
 struct json;
@@ -34,7 +35,8 @@ struct layer_config {
     int32_t chunk;                     // 0: none
     bool plain_qk;                     // q and k are not normed, whatever other layers do
     int32_t rope;                      // index in model_config.rope; -1: none
-    int32_t kv;    // index among the layers with keys and values; -1: the layer has no attention
+    int32_t kv;    // index among the layers of the KV set; -1: the layer has no attention
+    int32_t index; // the same for the keys of its indexer; -1: it has none
     int32_t kv_of; // the layer whose keys and values it reads: itself, or an earlier one
     bool v_is_k;   // the layer's values are its keys before norm and rotation
     int32_t state; // index among the layers with a recurrent state; -1: the layer has none
@@ -42,6 +44,16 @@ struct layer_config {
     bool moe;
     bool no_ffn; // the layer has only attention or a state; a layer with neither has only a
                  // feed-forward part
+};
+
+/* Sparse attention: an indexer picks the keys that the rows of a layer attend to. A layer without
+ * an indexer has the picks of the last layer before it that has one. */
+struct index_config {
+    int32_t top_k; // 0: the model has no indexers
+    int32_t n_heads, head_dim;
+    bool interleaved; // the pairs of its rope, which has the frequencies of rope 0
+    int32_t rope;     // index in model_config.rope
+    float norm_eps;
 };
 
 /* Where the norms around a sub-layer f are: f(norm(x)), norm(f(norm(x))), or norm(f(x)). */
@@ -86,7 +98,7 @@ struct model_config {
     /* NULL, or set by the family while it reads the config. Called once layer_types is known, to
      * set what depends on it. */
     enum status (*read_layers)(const struct json *j, struct model_config *c, struct err *err);
-    int32_t n_kv_layers, n_state_layers;
+    int32_t n_kv_layers, n_state_layers; // n_kv_layers: of the KV set, indexers included
     int32_t last_store; // index of the last layer that stores keys and values, or a state
     bool tied, untied;  // untied: config.json says that the head is a separate matrix
 
@@ -117,7 +129,7 @@ struct model_config {
     bool full_without_rope; // layers with full attention have no rope
     int32_t n_ropes;
     float partial_rotary; // rotated share of each head; a value in the config takes precedence
-    struct rope_config rope[2]; // 0: global, 1: for sliding layers
+    struct rope_config rope[2]; // 0: global, 1: for sliding layers, or for indexers
 
     /* Mixture of experts; n_experts 0: none. */
     int32_t n_experts, experts_per_token, moe_ffn, shared_ffn;
@@ -135,6 +147,7 @@ struct model_config {
     /* Multi-head latent attention; kv_lora 0: none. */
     int32_t q_lora, kv_lora, nope_dim, rope_dim, v_dim;
     float mla_norm_eps; // epsilon of the norms inside MLA
+    struct index_config index;
 
     int32_t n_eos;
     int32_t eos[MAX_EOS];
@@ -207,6 +220,7 @@ struct tensor_names {
     const char *inputs_embed, *inputs_proj, *inputs_norm;
     const char *input_gate, *input_up, *input_post_norm;
     const char *q_a, *q_a_norm, *q_b, *kv_a, *kv_a_norm, *kv_b;
+    const char *index_q, *index_k, *index_k_norm, *index_weights;
     const struct state_names *state;
 };
 

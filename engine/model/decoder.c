@@ -165,8 +165,9 @@ static enum status mix(struct flow *f, int32_t layer, struct tensor *in, bool *m
     const struct layer_config *lc = &c->layers[layer];
     const struct layer_weights *w = &f->m->layers[layer];
     const bool both = lc->kv >= 0 && lc->state >= 0, stores = flow_stores_only(f, layer);
-    // MLA with a low-rank query has one product of its input, other MLA has two.
-    const bool single = c->kv_lora == 0 || c->q_lora > 0;
+    // MLA with a low-rank query has one product of its input, other MLA has two, and an indexer has
+    // two more.
+    const bool single = c->kv_lora == 0 || (c->q_lora > 0 && lc->index < 0);
     const bool once = !c->parallel_residual && single && lc->state < 0;
     struct tensor unused;
     *more = !stores;

@@ -47,6 +47,7 @@ struct flow {
                           // will include it
     struct rope_store_args store;
     struct attention_args attention;
+    struct key_picks picks; // of the last layer with an indexer
 };
 
 static const struct tensor no_tensor = {{NULL}, DT_F32, 0};

@@ -78,6 +78,43 @@ enum status decoder_attention(struct flow *f, int32_t layer, struct tensor in)
     return gate_heads(f, m->shard.n_heads + 2 * n_kv_heads, lc->head_dim, lc->head_dim);
 }
 
+/* A layer's indexer stores the keys of its rows, and picks the keys that they attend to, unless the
+ * pass only stores. Its queries are the last outputs of qkv. */
+static enum status run_indexer(struct flow *f, int32_t layer, struct tensor in)
+{
+    struct model *m = f->m;
+    const struct index_config *c = &m->config->index;
+    const struct layer_weights *w = &m->layers[layer];
+    const int32_t first = m->shard.n_heads * (m->config->nope_dim + m->config->rope_dim);
+    struct tensor q = m->qkv;
+    q.mem = dmem_at(q.mem, (size_t)first * dtype_bytes(q.dtype));
+    struct index_store_args store = {.q = q,
+                                     .k = m->index_k,
+                                     .rope = m->ropes[c->rope],
+                                     .n_rows = f->n_rows,
+                                     .layer = m->config->layers[layer].index,
+                                     .n_heads = c->n_heads,
+                                     .head_dim = c->head_dim,
+                                     .norm = w->index_k_norm,
+                                     .norm_bias = w->index_k_norm_bias,
+                                     .eps = c->norm_eps};
+    struct index_pick_args pick = {.q = q,
+                                   .weights = m->index_weights,
+                                   .n_rows = f->n_rows,
+                                   .layer = store.layer,
+                                   .n_heads = c->n_heads,
+                                   .head_dim = c->head_dim,
+                                   .top_k = c->top_k,
+                                   .picks = &f->picks};
+    TRY(flow_linear(f, w->index_k, in, m->index_k, NULL));
+    TRY(f->ops->index_store(f->be, &store));
+    if (flow_stores_only(f, layer)) {
+        return OK;
+    }
+    TRY(flow_linear(f, w->index_weights, in, m->index_weights, NULL));
+    return f->ops->index_pick(f->be, &pick);
+}
+
 /* MLA, with the key and value products absorbed into q and into the output. There is one shared key
  * head of kv_lora + rope_dim elements, and its first kv_lora elements are also the value. */
 enum status decoder_mla(struct flow *f, int32_t layer, struct tensor in)
@@ -101,7 +138,10 @@ enum status decoder_mla(struct flow *f, int32_t layer, struct tensor in)
         q_in = m->low;
         kv.mem = dmem_at(kv.mem, (size_t)c->q_lora * dtype_bytes(kv.dtype));
     }
-    TRY(flow_linear(f, w->qkv, q_in, m->qkv, NULL)); // [T, H (nope + rope)]
+    TRY(flow_linear(f, w->qkv, q_in, m->qkv, NULL)); // [T, H (nope + rope)], the indexer's queries
+    if (c->layers[layer].index >= 0) {
+        TRY(run_indexer(f, layer, in));
+    }
     struct mla_store_args store = {.q = m->qkv,
                                    .kv = kv,
                                    .q_out = m->q_abs,
@@ -138,7 +178,8 @@ enum status decoder_mla(struct flow *f, int32_t layer, struct tensor in)
                                .head_dim_v = c->kv_lora,
                                .scale = c->attn_scale,
                                .window = c->layers[layer].window,
-                               .softcap = c->attn_softcap};
+                               .softcap = c->attn_softcap,
+                               .picks = c->index.top_k > 0 ? &f->picks : NULL};
     // [T, H, kv_lora] -> [T, H, v]
     struct linear_heads_args expand = {.weight = w->w_uv,
                                        .x = m->attn_v,

@@ -17,7 +17,12 @@ static const struct tensor_names deepseek_names = {BASE_NAMES,
                                                    .q_b = "self_attn.q_b_proj",
                                                    .kv_a = "self_attn.kv_a_proj_with_mqa",
                                                    .kv_a_norm = "self_attn.kv_a_layernorm",
-                                                   .kv_b = "self_attn.kv_b_proj"};
+                                                   .kv_b = "self_attn.kv_b_proj",
+                                                   .index_q = "self_attn.indexer.wq_b",
+                                                   .index_k = "self_attn.indexer.wk",
+                                                   .index_k_norm = "self_attn.indexer.k_norm",
+                                                   .index_weights =
+                                                       "self_attn.indexer.weights_proj"};
 
 /* Latent attention: the ranks of the projections, and the parts of a head with and without
  * positions. YaRN's temperature applies to both q and k, so its square goes into attn_scale. */
@@ -95,6 +100,101 @@ static enum status read_glm4_moe_lite(const struct json *j, struct model_config 
     return family_dense_layers(j, json_get_int(j, "first_k_dense_replace", 1), c, err);
 }
 
+/* The layers that have an indexer, by index_topk_freq: all, or every freq-th after the first ones.
+ */
+static void index_by_freq(const struct json *j, struct model_config *c)
+{
+    const int64_t freq = json_get_int(j, "index_topk_freq", 1);
+    const int64_t offset = json_get_int(j, "index_skip_topk_offset", 2);
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        const bool full = freq < 2 || i < offset || (i - offset + 1) % freq == 0;
+        c->layers[i].index = full ? 0 : -1;
+    }
+}
+
+/* A list of words: "full" layers have an indexer. */
+static enum status index_by_words(const struct json *list, const char *key, struct model_config *c,
+                                  struct err *err)
+{
+    const struct json *v = json_first(list);
+    for (int32_t i = 0; i < c->n_layers; i++, v = json_next(v)) {
+        const char *word = json_string(v);
+        const bool full = word && strcmp(word, "full") == 0;
+        if (!full && (!word || strcmp(word, "shared") != 0)) {
+            return err_set(err, ERR_FORMAT,
+                           "config.json: %s must be \"full\" or \"shared\" for each layer", key);
+        }
+        c->layers[i].index = full ? 0 : -1;
+    }
+    return OK;
+}
+
+/* The same as letters, F and S. */
+static enum status index_by_letters(const char *letters, struct model_config *c, struct err *err)
+{
+    const size_t n = strspn(letters, "FS");
+    if (letters[n] || n < (size_t)c->n_layers) {
+        return err_set(err, ERR_FORMAT,
+                       "config.json: index_topk_pattern must have an F or an S for each layer");
+    }
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        c->layers[i].index = letters[i] == 'F' ? 0 : -1;
+    }
+    return OK;
+}
+
+static enum status read_index_layers(const struct json *j, struct model_config *c, struct err *err)
+{
+    static const char pattern[] = "index_topk_pattern", types[] = "indexer_types";
+    const char *letters = json_get_string(j, pattern);
+    if (json_is(json_get(j, types), JSON_ARRAY)) {
+        TRY(index_by_words(json_get(j, types), types, c, err));
+    } else if (json_is(json_get(j, pattern), JSON_ARRAY)) {
+        TRY(index_by_words(json_get(j, pattern), pattern, c, err));
+    } else if (letters) {
+        TRY(index_by_letters(letters, c, err));
+    } else {
+        index_by_freq(j, c);
+    }
+    if (c->layers[0].index < 0) {
+        return err_set(err, ERR_FORMAT,
+                       "config.json: the first layer shares the keys that an earlier layer picks");
+    }
+    return OK;
+}
+
+/* DeepSeek V3.2's indexers. Constant factors of their scores have no effect, so they are left
+ * out. */
+static enum status read_indexer(const struct json *j, struct model_config *c, struct err *err)
+{
+    TRY(family_size(j, "index_topk", MAX_POSITIONS, &c->index.top_k, err));
+    TRY(family_size(j, "index_n_heads", 1024, &c->index.n_heads, err));
+    TRY(family_size(j, "index_head_dim", 1024, &c->index.head_dim, err));
+    if (c->q_lora == 0) {
+        return err_set(err, ERR_UNSUPPORTED,
+                       "config.json: sparse attention without q_lora_rank is not supported");
+    }
+    if (c->index.head_dim < c->rope_dim) {
+        return err_set(err, ERR_FORMAT,
+                       "config.json: index_head_dim is less than qk_rope_head_dim");
+    }
+    c->index.norm_eps = 1e-6f; // does not depend on rms_norm_eps
+    c->index.interleaved = json_get_bool(j, "indexer_rope_interleave", false);
+    return read_index_layers(j, c, err);
+}
+
+/* DeepSeek V3.2 and GLM-5. */
+static enum status read_sparse(const struct json *j, struct model_config *c, struct err *err)
+{
+    TRY(read_deepseek_v3(j, c, err));
+    TRY(read_indexer(j, c, err));
+    if (json_get_int(j, "moe_layer_freq", 1) != 1) {
+        return err_set(err, ERR_UNSUPPORTED,
+                       "config.json: moe_layer_freq other than 1 is not supported");
+    }
+    return family_dense_layers(j, json_get_int(j, "first_k_dense_replace", 3), c, err);
+}
+
 /* DeepSeek's attention with queries scaled by position, and with a different router. */
 static enum status read_mistral4(const struct json *j, struct model_config *c, struct err *err)
 {
@@ -113,12 +213,28 @@ static enum status read_mistral4(const struct json *j, struct model_config *c, s
     "\"n_shared_experts\":1,\"first_k_dense_replace\":3,\"n_group\":8,\"topk_group\":4,"           \
     "\"num_experts_per_tok\":8,\"routed_scaling_factor\":2.5,\"max_position_embeddings\":4096}"
 
+#define SPARSE_DEFAULTS                                                                            \
+    "\"kv_lora_rank\":512,\"qk_rope_head_dim\":64,\"n_routed_experts\":256,\"n_shared_experts\":"  \
+    "1,"                                                                                           \
+    "\"num_experts_per_tok\":8,\"moe_intermediate_size\":2048,\"routed_scaling_factor\":2.5,"      \
+    "\"first_k_dense_replace\":3,\"index_topk\":2048,\"index_head_dim\":128,"
+
 static const struct family rows[] = {
     {"deepseek_v2", &deepseek_names, "{\"eos_token_id\":2,\"n_shared_experts\":2}",
      read_deepseek_v2},
     {"deepseek_v3", &deepseek_names, V3_DEFAULTS, read_deepseek_v3},
     {"kimi_k2", &deepseek_names, V3_DEFAULTS, read_deepseek_v3},
     {"kimi_k25", &deepseek_names, V3_DEFAULTS, read_deepseek_v3},
+    {"deepseek_v32", &deepseek_names,
+     "{\"eos_token_id\":1," SPARSE_DEFAULTS "\"n_group\":8,\"topk_group\":4,"
+     "\"max_position_embeddings\":163840,\"q_lora_rank\":1536,\"qk_nope_head_dim\":128,"
+     "\"v_head_dim\":128,\"index_n_heads\":64}",
+     read_sparse},
+    {"glm_moe_dsa", &deepseek_names,
+     "{\"eos_token_id\":1," SPARSE_DEFAULTS "\"rms_norm_eps\":1e-5,"
+     "\"max_position_embeddings\":202752,\"q_lora_rank\":2048,\"qk_nope_head_dim\":192,"
+     "\"v_head_dim\":256,\"index_n_heads\":32,\"indexer_rope_interleave\":true}",
+     read_sparse},
     {"glm4_moe_lite", &deepseek_names,
      "{\"eos_token_id\":1,\"rms_norm_eps\":1e-5,\"max_position_embeddings\":202752,"
      "\"kv_lora_rank\":512,\"q_lora_rank\":768,\"qk_rope_head_dim\":64,\"qk_nope_head_dim\":192,"

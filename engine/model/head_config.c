@@ -50,7 +50,9 @@ enum status head_config_mtp(const struct model_config *target, int32_t index,
     out->layers[0].kv = out->layers[0].kv_of = 0;
     out->layers[0].window = out->layers[0].chunk = 0;
     out->layers[0].moe = target->n_experts > 0;
-    out->n_layers = out->n_kv_layers = 1;
+    out->layers[0].index = target->index.top_k > 0 ? 1 : -1; // never another layer's picks
+    out->n_layers = 1;
+    out->n_kv_layers = target->index.top_k > 0 ? 2 : 1;
     out->n_state_layers = out->last_store = 0;
     out->state = (struct state_config){0};
     return OK;

@@ -20,6 +20,7 @@ enum kind {
     NUMBERS,
     INTEGER_OR_LIST,
     INTEGER_OR_TEXT,
+    LIST_OR_TEXT,
     OBJECT
 };
 
@@ -175,6 +176,14 @@ static const struct key config_keys[] = {
     COUNT("qk_nope_head_dim", 0),
     COUNT("qk_rope_head_dim", 0),
     COUNT("v_head_dim", 0),
+    COUNT("index_topk", 1),
+    COUNT("index_n_heads", 1),
+    COUNT("index_head_dim", 1),
+    {"indexer_types", LIST, 0, 0},
+    {"index_topk_pattern", LIST_OR_TEXT, 0, 0},
+    COUNT("index_topk_freq", 0),
+    COUNT("index_skip_topk_offset", 0),
+    SWITCH("indexer_rope_interleave"),
     FACTOR("query_pre_attn_scalar", LEAST),
     FACTOR("attn_logit_softcapping", 0), // 0: none
     FACTOR("final_logit_softcapping", 0),
@@ -289,6 +298,7 @@ static bool holds(const struct key *k, const struct json *v)
     case NUMBERS: return is_list(k, v, is_number);
     case INTEGER_OR_LIST: return is_integer(k, v) || is_list(k, v, is_integer);
     case INTEGER_OR_TEXT: return is_integer(k, v) || json_is(v, JSON_STRING);
+    case LIST_OR_TEXT: return json_is(v, JSON_ARRAY) || json_is(v, JSON_STRING);
     case OBJECT: return json_is(v, JSON_OBJECT);
     }
     return false;
@@ -307,6 +317,7 @@ static enum status refuse(const char *where, const struct key *k, struct err *er
                                         "a list of numbers",
                                         "an integer or a list of integers",
                                         "an integer or a string",
+                                        "a list or a string",
                                         "an object"};
     bool ranged =
         k->kind == NUMBER || k->kind == INTEGER || k->kind == INTEGERS || k->kind == NUMBERS;

@@ -229,7 +229,7 @@ static size_t widest_vector(const struct model_config *c)
         head_dim = greater((size_t)c->layers[i].head_dim, head_dim);
     }
     return ffn * 2 + (size_t)c->shared_ffn * 2 + (size_t)c->hidden +
-           (size_t)c->n_heads * head_dim * 3;
+           (size_t)c->n_heads * head_dim * 3 + (size_t)c->index.head_dim;
 }
 
 /* True if --quantization should give FP8 weights a scale per block of 128 x 128 and not per row:
@@ -266,6 +266,11 @@ static enum status check_device(const struct model_config *c, const struct backe
         return err_set(err, ERR_UNSUPPORTED,
                        "%s: models with recurrent layers or gated attention "
                        "are not supported on this device",
+                       c->model_type);
+    }
+    if (c->index.top_k > 0 && !(be->ops->index_store && be->ops->index_pick)) {
+        return err_set(err, ERR_UNSUPPORTED,
+                       "%s: models with sparse attention are not supported on this device",
                        c->model_type);
     }
     if (adapted && !be->ops->linear_adapter) {

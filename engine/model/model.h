@@ -27,8 +27,10 @@ struct layer_weights {
     const struct weight *experts_norm, *experts_post_norm, *mlp_post_norm;
     const struct weight *input_gate, *input_up, *input_post_norm; // for the per-layer input
     float x_scale; // factor of the layer's output; 0: none
-    // MLA: low is q_a, if there is one, above kv_a; qkv is q_b or q
+    // MLA: low is q_a, if there is one, above kv_a; qkv is q_b or q, above the indexer's
     const struct weight *low, *q_a_norm, *kv_a_norm, *w_uk, *w_uv;
+    // of the layer's indexer, whose queries are the last outputs of qkv
+    const struct weight *index_k, *index_k_norm, *index_k_norm_bias, *index_weights;
     struct state_weights state;
     float k_scale, v_scale; // the checkpoint's scales for an FP8 cache; 0: it has none
 };
@@ -105,7 +107,8 @@ struct model {
     /* Activations, allocated by model_setup for passes of this many rows, including padding. */
     int32_t max_rows, max_out;
     struct tensor x, h, qkv, q_abs, attn, attn_v, delta, routed, experts_in, ff_in, ff, low, out_x,
-        out_h, out_attn, mix, mix_conv, mix_decay, mix_gate, latent, latent_y;
+        out_h, out_attn, index_k, index_weights, mix, mix_conv, mix_decay, mix_gate, latent,
+        latent_y;
     // per-layer inputs; out_input: the last layer's, for the out rows
     struct tensor inputs, inputs_proj_out, out_input;
     struct tensor logits, logits_local; // logits is shared by all models of a rank
@@ -159,7 +162,7 @@ enum status model_load(const struct model_load_options *options, struct backend 
 enum status model_open_ropes(struct model *m, struct err *err);
 void model_deinit(struct model *m); // frees host memory; the backend frees its own
 
-/* The geometry of this rank's share of the layers with keys and values (n_kv_layers of them) and of
+/* The geometry of this rank's share of the layers of the KV set (n_kv_layers of them) and of
  * the layers with recurrent state (n_state_layers). The caller provides the arrays. */
 void model_kv_layers(const struct model *m, struct kv_layer *layers);
 void model_state_layers(const struct model *m, struct state_layer *layers);

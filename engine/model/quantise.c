@@ -100,6 +100,8 @@ static bool is_quantised(const struct checkpoint_tensor *t)
                                         "q_a_proj",
                                         "q_b_proj",
                                         "kv_a_proj_with_mqa",
+                                        "wq_b",
+                                        "wk",
                                         "w1",
                                         "w2",
                                         "w3",

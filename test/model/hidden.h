@@ -81,7 +81,7 @@ static inline bool hidden_open(struct hidden_bed *b, const struct hidden_case *c
     if (st == OK) {
         st = ops->setup(b->be, &limits, &err);
     }
-    struct kv_layer layers[MAX_LAYERS];
+    struct kv_layer layers[MAX_KV_LAYERS];
     model_kv_layers(&b->model, layers);
     const struct kv_set_desc kv = {
         .n_layers = b->config.n_kv_layers, .layers = layers, .dtype = DT_F32};
