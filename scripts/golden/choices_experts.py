@@ -103,6 +103,28 @@ def deepseek_v3(rng):
     return c
 
 
+def deepseek_v32(rng):
+    c = deepseek(rng)
+    c.update(
+        q_lora_rank=rng.choice([24, 40]),
+        index_topk=rng.choice([1, 8, 17, 40, 64]),
+        index_n_heads=rng.choice([1, 2, 4, 8, 11, 16]),
+        index_head_dim=c["qk_rope_head_dim"] + rng.choice([0, 8, 16, 24]),
+    )
+    mlp_layer_types(rng, c)
+    return c
+
+
+def glm_moe_dsa(rng):
+    c = deepseek_v32(rng)
+    n = c["num_hidden_layers"]
+    if rng.random() < 0.4:
+        c["indexer_types"] = ["full", *(rng.choice(["full", "shared"]) for _ in range(n - 1))]
+    elif rng.random() < 0.6:
+        c.update(index_topk_freq=rng.choice([2, 3]), index_skip_topk_offset=rng.choice([1, 2, 3]))
+    return c
+
+
 def mistral4(rng):
     c = deepseek(rng)
     rotated, other = rng.choice([(8, 8), (16, 16), (8, 24)])  # a fraction that divides evenly
@@ -194,6 +216,8 @@ FAMILIES = {
     "deepseek_v2": deepseek_v2,
     "deepseek_v3": deepseek_v3,
     "kimi_k2": deepseek_v3,
+    "deepseek_v32": deepseek_v32,
+    "glm_moe_dsa": glm_moe_dsa,
     "mistral4": mistral4,
     "ernie4_5_moe": ernie4_5_moe,
     "hunyuan_v1_moe": hunyuan_v1_moe,

@@ -93,8 +93,38 @@ def nemotron_h(rng, folder, values):
     write_config(folder, config)
 
 
+def deepseek_v32(rng, folder, values):
+    """The released files count the dense layers, have the rate at which layers have experts, and a module that drafts."""
+    config = read_config(folder)
+    config.pop("layer_types", None)
+    n_layers, kinds = config["num_hidden_layers"], config.get("mlp_layer_types", [])
+    dense = kinds.count("dense")
+    if kinds and kinds == ["dense"] * dense + ["sparse"] * (n_layers - dense):
+        del config["mlp_layer_types"]
+        config.update(first_k_dense_replace=dense, moe_layer_freq=1)
+    write_config(folder, {**config, "num_nextn_predict_layers": 1})
+    module = f"model.layers.{n_layers}.self_attn.indexer.k_norm.weight"
+    change_tensors(folder, lambda tensors: {**tensors, module: torch.ones(4)})
+
+
+def glm_moe_dsa(rng, folder, values):
+    """Which layers have an indexer is also written as letters; some files have the tensors of one for all layers."""
+    deepseek_v32(rng, folder, values)
+    config = read_config(folder)
+    config["indexer_rope_interleave"] = True
+    kinds = config["indexer_types"]
+    if rng.random() < 0.5:
+        del config["indexer_types"]
+        config["index_topk_pattern"] = "".join(kind[0].upper() for kind in kinds)
+    write_config(folder, config)
+    unused = [f"model.layers.{i}.self_attn.indexer" for i, kind in enumerate(kinds) if kind == "shared"]
+    change_tensors(folder, lambda tensors: {**tensors, **{f"{at}.k_norm.weight": torch.ones(4) for at in unused}})
+
+
 RELEASED = {
     "bailing_hybrid": bailing_hybrid,
+    "deepseek_v32": deepseek_v32,
+    "glm_moe_dsa": glm_moe_dsa,
     "kimi_linear": kimi_linear,
     "nemotron_h": nemotron_h,
     "qwen3_next": full_attention_interval,

@@ -33,8 +33,8 @@ from golden import logits_of, prompt_logprobs
 TOLERANCE = 1e-3
 FAMILIES = (
     "llama qwen2 qwen3 gemma gemma2 gemma3_text phi3 glm4 granite seed_oss ernie4_5 exaone4 starcoder2 cohere2 olmo3 "
-    "mixtral qwen2_moe qwen3_moe deepseek_v2 deepseek_v3 glm4_moe glm4_moe_lite minimax_m2 ernie4_5_moe qwen3_next "
-    "qwen3_5_text qwen3_5_moe_text falcon_h1 lfm2"
+    "mixtral qwen2_moe qwen3_moe deepseek_v2 deepseek_v3 glm4_moe glm4_moe_lite deepseek_v32 glm_moe_dsa minimax_m2 "
+    "ernie4_5_moe qwen3_next qwen3_5_text qwen3_5_moe_text falcon_h1 lfm2"
 ).split()
 NEVER = re.compile(r"embed|norm|router|\.gate\.weight|shared_expert_gate|conv|bias|A_log|in_proj_ba|wte|wpe")
 
@@ -164,7 +164,8 @@ def rounded_problem(folder, prompts, want):
     if isinstance(have, str):
         return "in its dtype: " + have
     errors = sorted(variants.errors(want, [a["prompt_logprobs"][1:] for a in have]))
-    return f"in its dtype off by {errors[len(errors) // 2]:.2f}" if errors[len(errors) // 2] > 0.15 else None
+    most = 0.3 if "index_topk" in forms.read_config(folder) else 0.15  # rounding changes the keys that rows attend to
+    return f"in its dtype off by {errors[len(errors) // 2]:.2f}" if errors[len(errors) // 2] > most else None
 
 
 def make(rng, family, seed, folder):

@@ -52,6 +52,15 @@ OTHER_NAMES = {"kimi_k2": "deepseek_v3"}
 TEXT_PARTS = {"mistral4": "Mistral4ForCausalLM"}
 
 
+def first_of_equals(scores, k, dim=-1, **_):
+    """A stable topk: relu makes many scores of indexers 0, and torch's picks among equal ones are arbitrary."""
+    values, indices = torch.sort(scores, dim=dim, descending=True, stable=True)
+    return torch.return_types.topk((values.narrow(dim, 0, k), indices.narrow(dim, 0, k)))
+
+
+torch.Tensor.topk = first_of_equals
+
+
 def class_of(family):
     return OTHER_NAMES.get(family, family)
 

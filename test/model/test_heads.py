@@ -16,6 +16,7 @@ from nightly import NIGHTLY, at_night, share
 from test_cube import essence
 
 MOST_MODULES = 3
+SPARSE = os.path.join(golden.FAMILIES, "deepseek-v3.2")  # has a module
 HYBRIDS = ["qwen3.5", "qwen3.5-moe", "qwen3-next"]
 ALLOWED = [10, 20, 30, 40, 50, 60]  # a small vocabulary, so that random heads are often right
 
@@ -149,14 +150,14 @@ def shaped(how, head, **more):
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """A dense model, and one with MLA and experts whose module is a layer after the last one."""
+    """A dense model, and two with MLA and experts whose module is a layer after the last one; the second is sparse."""
     at = tmp_path_factory.mktemp("heads")
     v3 = golden.config("deepseek-v3")
     dense = heads.with_tensors("llama-2", at / "llama-2", heads.mtp_tensors(golden.config("llama-2")))
     n = v3["num_hidden_layers"]
     moe = heads.with_tensors("deepseek-v3", at / "deepseek-v3", heads.like_layer("deepseek-v3", n - 1, f"model.layers.{n}."),
                              num_nextn_predict_layers=1)
-    return {"llama-2": dense, "deepseek-v3": moe}
+    return {"llama-2": dense, "deepseek-v3": moe, SPARSE: SPARSE}
 
 
 def alone(family):
@@ -184,14 +185,14 @@ def check_cube(folder, head, requests, want, runs, base, wanted):
     assert all(saw.values()), saw  # without these events the cube would prove nothing
 
 
-FOLDERS = ["llama-2", "deepseek-v3"]
+FOLDERS = ["llama-2", "deepseek-v3", SPARSE]
 
 
 @pytest.mark.parametrize("family", FOLDERS)
 def test_no_setting_and_no_other_request_changes_a_request(tmp_path, folders, family):
     cube = test_cube
     axes = [sum(flags, []) for flags in itertools.product(cube.CHUNKS.values(), cube.CACHE.values(), cube.POOL.values())]
-    runs = share(zip(axes * 2, itertools.cycle(SHAPES)), FOLDERS.index(family), of=2)
+    runs = share(zip(axes * 2, itertools.cycle(SHAPES)), FOLDERS.index(family), of=len(FOLDERS))
     check_cube(folders[family], head_for(tmp_path, folders[family]), cube.requests(), alone(family), runs,
                ["--max-model-len", "256", "--block-size", "16", "--prefix-match-unit", "4"], ["preemptions", "cached_tokens", "accepted_draft_tokens"])
 
@@ -231,7 +232,7 @@ def test_no_setting_and_no_other_request_changes_a_request_of_a_hybrid(tmp_path,
 
 
 @pytest.mark.skipif(not golden.EXACT_RANKS, reason="GPUs add in another order")
-@pytest.mark.parametrize("family", ["llama-2", "deepseek-v3"])
+@pytest.mark.parametrize("family", FOLDERS)
 def test_two_ranks_give_the_bits_of_one(tmp_path, folders, family):
     """The module sharded like the model, or whole on every rank."""
     some, want, head = test_cube.requests()[2:6], alone(family)[2:6], head_for(tmp_path, folders[family])
