@@ -23,6 +23,7 @@ struct compile {
     const struct grammar_vocab *vocab; // grammars may name its special tokens; may be NULL
     const struct style *style;         // for a schema; NULL: JSON's style
     bool only_object;                  // for a schema: only objects are allowed
+    bool skip_names; // for a schema: leave out members whose names its style cannot write
     struct err *err;
 };
 

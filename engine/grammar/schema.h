@@ -149,6 +149,8 @@ uint32_t schema_style_element(struct schema *s, const char *name, size_t n, uint
 uint32_t schema_style_content(struct schema *s, uint32_t content);
 /* The text of a string, as written in a place. */
 uint32_t schema_style_string(struct schema *s, const struct set *set, uint32_t content);
+/* Whether the name of a member can be written; `bare`: without quotes. */
+bool schema_style_writes_name(const struct schema *s, bool bare, const char *name, size_t n);
 /* null, true or false. */
 const char *schema_word(const struct schema *s, const struct tree_value *v);
 

@@ -356,6 +356,23 @@ static enum status value_of(struct builder *b, uint32_t name, const bool *matche
     return st;
 }
 
+/* The format of calls cannot write this name. Calls that need not be possible go without it. */
+static enum status refuse_name(struct builder *b, uint32_t name, uint32_t *value)
+{
+    const struct tree_value *at = b->set->v[0].schema;
+    if (name < b->cap_first && b->first_schema[name]) {
+        at = b->name_schemas[b->first_schema[name] - 1].schema;
+    }
+    *value = EXPR_NONE;
+    if (b->s->c->skip_names) {
+        return OK;
+    }
+    return schema_fail(b->s, ERR_UNSUPPORTED, at,
+                       "in this model's format of calls, \"%.*s\" cannot be the name of a "
+                       "parameter",
+                       (int)lesser(b->names.v[name].n, (size_t)64), b->names.v[name].s);
+}
+
 /* Adds the properties in the order in which they were first mentioned. */
 static enum status add_properties(struct builder *b)
 {
@@ -369,6 +386,10 @@ static enum status add_properties(struct builder *b)
         }
         if (!b->banned[i] && matches(b->s->x, b->name_content, name.s, name.n)) {
             st = value_of(b, i, matched, &value);
+        }
+        if (st == OK && value != EXPR_NONE &&
+            !schema_style_writes_name(b->s, b->o->bare, name.s, name.n)) {
+            st = refuse_name(b, i, &value);
         }
         bool only_banned = i >= b->n_declared && !b->required[i];
         if (!only_banned || b->banned[i]) {

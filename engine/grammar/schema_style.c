@@ -42,6 +42,13 @@ uint32_t schema_style_content(struct schema *s, uint32_t content)
     return content;
 }
 
+bool schema_style_writes_name(const struct schema *s, bool bare, const char *name, size_t n)
+{
+    const char *bar = s->style->bar;
+    return (!bar || !memmem(name, n, bar, strlen(bar))) &&
+           (!bare || style_reads_name(s->style, name, n));
+}
+
 /* A string as written in a place: bare, in the style's quotes, or as JSON. If the style has its own
  * quotes, the string must not contain them. */
 uint32_t schema_style_string(struct schema *s, const struct set *set, uint32_t content)

@@ -20,13 +20,21 @@ enum style_type {
     N_STYLE_TYPES,
 };
 
+enum { STYLE_NAME_MAX_BYTES = 255 };
+
 struct style {
     const char *name;
     const char *words[3]; // null, true, false
     const char *quote;    // what is on both sides of a string, which then has no escapes; NULL:
                           // strings are as in JSON
     bool bare_names;      // names in objects have no quotes
-    bool compact;         // no white space between tokens
+
+    /* Names without quotes have at most STYLE_NAME_MAX_BYTES and no control characters. */
+    const char *name_bars;  // characters that such names must not contain
+    const char *name_edges; // characters with which they must not begin or end
+    bool word_names;        // they are identifiers, in which "." and "-" may occur as well
+
+    bool compact; // no white space between tokens
 
     /* The outermost object: `open` KEY `colon` VALUE `comma` KEY... `close`. */
     bool has_outer; // false: it is written like any other object
@@ -37,10 +45,14 @@ struct style {
                   // are strings
     const char *types[N_STYLE_TYPES]; // what precedes a value, by its type; NULL: nothing
     /* All objects and arrays are written like the outermost object: the names of members are also
-     * part of value_end, and items have a fixed name. Members with other names cannot be
+     * part of value_end, and items have a fixed name. Members with undeclared names cannot be
      * written. */
     bool elements;
 };
+
+/* Whether the parser of this style reads the name of a member where it is written without
+ * quotes. */
+bool style_reads_name(const struct style *s, const char *name, size_t n);
 
 const struct style *style_json(void);
 const struct style *style_find(const char *name, size_t n); // NULL: unknown

@@ -78,13 +78,14 @@ enum status tags_schema(struct tags *t, const struct tree_value *node, const str
     struct grammar_source source = *t->c->source;
     (void)bars;
     TRY(tags_check_keys(t, node,
-                        "type json_schema style only_object disable_any_whitespace "
+                        "type json_schema style only_object skip_names disable_any_whitespace "
                         "whitespace_pattern"));
     TRY(tags_style(t, node, &c.style));
     if (!v) {
         return tags_fail(t, ERR_INVALID, node, "\"json_schema\" is missing");
     }
     c.only_object = tags_flag(node, "only_object");
+    c.skip_names = tags_flag(node, "skip_names");
     source.disable_any_whitespace |= tags_flag(node, "disable_any_whitespace");
     if (space && space->type == JSON_STRING) {
         source.whitespace_pattern = space->text;

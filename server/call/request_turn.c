@@ -20,6 +20,12 @@ struct plan {
     struct buf answer, text;
 };
 
+/* Calls of this tool must match its schema. */
+static bool has_to_match(const struct request *r, const struct request_tool *t)
+{
+    return t->allowed && (t->strict || r->tool_mode == TOOLS_MUST);
+}
+
 /* ---- errors ---------------------------------------------------------------------------------- */
 
 static const char *code_of(enum status st, enum grammar_kind kind)
@@ -46,19 +52,59 @@ static enum status compiles(const struct grammar_source *source, struct err *err
     return st;
 }
 
-static bool refuse_tool(struct request *r, size_t index, enum status st, const struct err *err)
+static bool refuse_tool(struct request *r, const struct request_tool *tool, enum status st,
+                        const char *why)
 {
-    const struct request_tool *tool = &r->tool_list[index];
     return call_error_set(
         &r->error, 400, tool->custom ? code_of(st, GRAMMAR_LARK) : "invalid_function_parameters",
         tool->place, "Invalid %s '%.64s': %s",
-        tool->custom ? "format of the tool" : "schema for function", tool->name, err->text);
+        tool->custom ? "format of the tool" : "schema for function", tool->name, why);
+}
+
+/* False, with an error, if the tool's schema or format is rejected by itself. */
+static bool check_tool(struct request *r, const struct request_tool *t)
+{
+    struct err err = {""};
+    struct grammar_source source = {
+        .kind = GRAMMAR_SCHEMA, .text = t->schema, .n_bytes = t->schema_bytes};
+    if (t->custom) {
+        source = (struct grammar_source){
+            .kind = GRAMMAR_TAGS, .text = t->text, .n_bytes = strlen(t->text)};
+    }
+    enum status st = source.text ? compiles(&source, &err) : OK;
+    return st == OK || refuse_tool(r, t, st, err.text);
+}
+
+/* The same for its arguments as the model's format writes them. */
+static bool check_arguments(struct request *r, const struct tool_writing *w,
+                            const struct request_tool *t)
+{
+    static const char part[] = "#/json_schema";
+    const struct tool_to_write tool = {.schema = t->schema, .schema_bytes = t->schema_bytes};
+    struct err err = {""};
+    struct buf text;
+    buf_init(&text, MAX_BYTES);
+    tool_put_arguments(&text, w, &tool);
+    const struct grammar_source source = {
+        .kind = GRAMMAR_TAGS, .text = text.data, .n_bytes = text.n_bytes};
+    enum status st = text.failed ? OK : compiles(&source, &err);
+    buf_deinit(&text);
+    if (st == OK) {
+        return true;
+    }
+    char *why = err.text;
+    if (strncmp(why, part, sizeof part - 1) == 0) { // the path within the schema
+        why += sizeof part - 2;
+        *why = '#';
+    }
+    return refuse_tool(r, t, st, why);
 }
 
 /* The whole grammar was rejected: reports the part that causes this, with its own path, if one can
  * be found. */
-static bool blame(struct request *r, enum status whole, const struct err *why)
+static bool blame(struct plan *p, enum status whole, const struct err *why)
 {
+    struct request *r = p->r;
     struct err err = {""};
     if (r->constraint_param) {
         enum status st = compiles(&r->constraint, &err);
@@ -69,16 +115,14 @@ static bool blame(struct request *r, enum status whole, const struct err *why)
         }
     }
     for (size_t i = 0; i < r->n_tool_list; i++) {
-        const struct request_tool *t = &r->tool_list[i];
-        struct grammar_source source = {
-            .kind = GRAMMAR_SCHEMA, .text = t->schema, .n_bytes = t->schema_bytes};
-        if (t->custom) {
-            source = (struct grammar_source){
-                .kind = GRAMMAR_TAGS, .text = t->text, .n_bytes = strlen(t->text)};
+        if (!check_tool(r, &r->tool_list[i])) {
+            return false;
         }
-        enum status st = source.text ? compiles(&source, &err) : OK;
-        if (st != OK) {
-            return refuse_tool(r, i, st, &err);
+    }
+    for (size_t i = 0; p->turn.calls && i < r->n_tool_list; i++) {
+        const struct request_tool *t = &r->tool_list[i];
+        if (t->schema && has_to_match(r, t) && !check_arguments(r, p->calls.writing, t)) {
+            return false;
         }
     }
     const char *param = or_text(r->constraint_param, "tools");
@@ -127,15 +171,15 @@ static bool list_tools(struct plan *p)
     }
     for (size_t i = 0; i < r->n_tool_list; i++) {
         const struct request_tool *t = &r->tool_list[i];
-        bool fits = t->strict || r->tool_mode == TOOLS_MUST || p->calls.writing->by_schema;
+        const bool must = has_to_match(r, t);
         if (!t->allowed) {
             continue;
         }
-        if ((t->strict || r->tool_mode == TOOLS_MUST) && !check_name(p, t)) {
+        if (must && !check_name(p, t)) {
             return false;
         }
-        list[n] = (struct tool_to_write){.name = t->name, .text = t->text};
-        if (fits && !t->custom) {
+        list[n] = (struct tool_to_write){.name = t->name, .text = t->text, .may_fail = !must};
+        if ((must || p->calls.writing->by_schema) && !t->custom) {
             static const char none[] = "{\"type\":\"object\",\"additionalProperties\":false}";
             list[n].schema = t->schema ? t->schema : none;
             if (t->schema) {
@@ -201,7 +245,7 @@ static bool put_answer(struct plan *p)
     struct buf *out = &p->answer;
     if (grammar_is_json(s->kind) && !is_json(s->text, s->n_bytes)) {
         struct err err = {"it is not JSON"};
-        return blame(r, ERR_INVALID, &err);
+        return blame(p, ERR_INVALID, &err);
     }
     grammar_put_tag(s, out);
     p->turn.answer = out->data;
@@ -246,12 +290,13 @@ static void plan_reasoning(struct plan *p)
 
 /* ---- compiling ------------------------------------------------------------------------------- */
 
-static bool compile(struct request *r, const struct grammar_source *source)
+static bool compile(struct plan *p, const struct grammar_source *source)
 {
+    struct request *r = p->r;
     struct err err = {""};
     enum status st =
         grammars_take(r->model->grammars, r->model->tok, r->model->info, source, &r->grammar, &err);
-    return st == OK || blame(r, st, &err);
+    return st == OK || blame(p, st, &err);
 }
 
 /* Without calls, reasoning and markers the constraint itself is the grammar; otherwise it
@@ -274,7 +319,7 @@ static bool constrain(struct plan *p)
                  !reasoning_marks(t->reasoning)->answer_opens[0] &&
                  t->reasoning != REASONING_HARMONY;
     if (plain) {
-        return compile(r, &r->constraint);
+        return compile(p, &r->constraint);
     }
     if (r->constraint_param && !put_answer(p)) {
         return false;
@@ -283,7 +328,7 @@ static bool constrain(struct plan *p)
     if (p->text.failed) {
         return request_too_large(r);
     }
-    return compile(r, &(struct grammar_source){
+    return compile(p, &(struct grammar_source){
                           .kind = GRAMMAR_TAGS, .text = p->text.data, .n_bytes = p->text.n_bytes});
 }
 

@@ -21,8 +21,8 @@ void tool_put_const(struct buf *out, const char *text)
     buf_putc(out, '}');
 }
 
-static void put_arguments(struct buf *out, const struct tool_writing *w,
-                          const struct tool_to_write *tool)
+void tool_put_arguments(struct buf *out, const struct tool_writing *w,
+                        const struct tool_to_write *tool)
 {
     if (tool->text) {
         buf_puts(out,
@@ -35,6 +35,7 @@ static void put_arguments(struct buf *out, const struct tool_writing *w,
         } else {
             buf_puts(out, "{\"type\":\"object\"}");
         }
+        buf_puts(out, tool->may_fail ? ",\"skip_names\":true" : "");
     }
     buf_puts(out, ",\"style\":");
     put_text(out, text_of(or_text(w->style, "json")));
@@ -69,7 +70,7 @@ static void put_call(struct buf *out, const struct tool_writing *w,
         buf_put_json(out, at, number ? (size_t)(number - at) : strlen(at));
         buf_puts(out, "},");
     }
-    put_arguments(out, w, tool);
+    tool_put_arguments(out, w, tool);
     if (at != head.data) {
         buf_puts(out, "]}");
     }

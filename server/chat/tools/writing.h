@@ -37,6 +37,7 @@ struct tool_to_write {
     const char *name;
     const char *schema; // JSON text; NULL: any object
     size_t schema_bytes;
+    bool may_fail;    // parameters whose names the format cannot write are left out
     const char *text; // a custom tool's format, or NULL
 };
 
@@ -50,6 +51,10 @@ struct tool_calls {
 /* The format of at least one call, and the format of text that may contain calls. */
 void tool_put_calls(struct buf *out, const struct tool_calls *c);
 void tool_put_text_and_calls(struct buf *out, const struct tool_calls *c);
+
+/* The format of a call's arguments. */
+void tool_put_arguments(struct buf *out, const struct tool_writing *w,
+                        const struct tool_to_write *tool);
 
 /* A format that matches exactly this text. */
 void tool_put_const(struct buf *out, const char *text);

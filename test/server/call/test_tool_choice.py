@@ -108,6 +108,27 @@ def test_a_name_that_cannot_be_written_is_refused(server):
     assert server.chat("Hello", tools=[tool], max_tokens=1).status == 200
 
 
+@pytest.mark.parametrize("parser, name, path", [("pythonic", "$x", "#/properties/$x"), ("qwen3_coder", "a>b", "#/properties/a>b"),
+                                                ("minimax_m3", "a>b", "#/properties/o/properties/a>b")])
+def test_parameters_that_cannot_be_written_are_refused(parser, name, path):
+    parameters = {"type": "object", "properties": {name: {"type": "integer"}}, "required": [name]}
+    if "/o/" in path:
+        parameters = {"type": "object", "properties": {"o": parameters}}
+    one, other = tool("get", parameters), tool("get_time", ZONE)
+    with Server(real=True, max_model_len=1024, tool_call_parser=parser, enable_auto_tool_choice=True) as s:
+        strict = tool("get", parameters, strict=True)
+        for body in ({"tools": [other, one], "tool_choice": "required"}, {"tools": [other, strict]}):
+            r = s.chat("Hello", **body)
+            assert (r.status, r.error["code"], r.error["param"]) == (400, "invalid_function_parameters", "tools[1].function.parameters"), r.body
+            assert path in r.error["message"] and "cannot be the name of a parameter" in r.error["message"], r.body
+        # nothing forces this call, so it may be impossible
+        for body in ({"tools": [one]}, {"tools": [one, tool("get_time", ZONE, strict=True)]},
+                     {"tools": [one, other], "tool_choice": {"type": "function", "function": {"name": "get_time"}}}):
+            assert s.chat("Hello", max_tokens=40, **body).status == 200
+        r = s.chat("Hello", tools=[tool("get", {"type": "object", "properties": {"x": {"type": "objekt"}}})], tool_choice="required")
+        assert r.status == 400 and "#/properties/x: " in r.error["message"]
+
+
 def test_a_format_beside_tools(server):
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
     strict = [{"type": "function", "function": {**t["function"], "strict": True}} for t in TOOLS]
