@@ -45,10 +45,9 @@ static const struct {
      FORM_CHAT | FORM_CHAT_BATCH | FORM_TOKENIZE_CHAT | FORM_OLLAMA_CHAT | FORM_OLLAMA_GENERATE,
      "{'anyOf':[{'required':['logprobs'],'properties':{'logprobs':{'const':true}}},"
      "{'properties':{'top_logprobs':{'enum':[0,null]}}}]}"},
-    /* Penalties cover the whole text, and all of its tokens. */
-    {"repeat_last_n", ~0u,
-     "{'anyOf':[{'properties':{'repeat_last_n':{'enum':[null,-1,0]},"
-     "'penalize_nl':{'enum':[null,true]}}},"
+    /* Penalties cover all tokens. */
+    {"penalize_nl", ~0u,
+     "{'anyOf':[{'properties':{'penalize_nl':{'enum':[null,true]}}},"
      "{'properties':{'repetition_penalty':{'enum':[null,1]},'repeat_penalty':{'enum':[null,1]},"
      "'frequency_penalty':{'enum':[null,0]},'presence_penalty':{'enum':[null,0]}}}]}"},
     {"tool_choice", FORM_MESSAGES | FORM_COUNT_TOKENS,

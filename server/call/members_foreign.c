@@ -36,8 +36,9 @@ static const struct member rows[] = {
 
     /* ---- samplers ---- */
     {"repeat_last_n",
-     "The number of tokens that penalties consider; if there are penalties, only -1 (the whole "
-     "text) and 0 (none) are valid.",
+     "The number of tokens that penalties consider: -1 (the whole text), 0 (none), or, if there "
+     "are "
+     "penalties, at least as many as the text can have.",
      DRAWS, HAND(INT, read_repeat_window), .min = -1, .max = INT32_MAX},
     {"typical_p", "locally typical sampling; 1: off.", DRAWS, REFUSED(ANY, "1")},
     {"tfs_z", "tail-free sampling; 1: off.", DRAWS, REFUSED(ANY, "1")},

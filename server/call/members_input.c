@@ -11,7 +11,11 @@ static const struct member rows[] = {
      FORM_COMPLETIONS, HAND(INT, read_completion_logprobs), SHARE, .may_be_false = true},
 
     /* ---- the answer's length: of several names, the endpoint's own counts ---- */
-    {"n_predict", "llama.cpp's name for max_tokens; -1: as many as fit.", DRAWS,
+    {"n_predict",
+     "The maximum number of tokens in an answer; -1: as many as fit; 0: only the prompt is "
+     "evaluated.",
+     NATIVE, HAND(INT, read_native_predict), .min = -2, .max = INT32_MAX},
+    {"n_predict", "llama.cpp's name for max_tokens; -1: as many as fit.", DRAWS & ~NATIVE,
      HAND(INT, read_n_predict), .min = -2, .max = INT32_MAX, .schema = LENGTH_OR_ALL},
     {"num_predict", "Ollama's name for max_tokens; -1: as many as fit.", DRAWS,
      HAND(INT, read_num_predict), .min = -2, .max = INT32_MAX, .schema = LENGTH_OR_ALL},

@@ -452,7 +452,8 @@ void prepare_prompt(struct request *r)
         return;
     }
     for (size_t i = 0; i < r->n_prompts; i++) {
-        if (!check_ids(r, &r->prompts[i]) || !fit(r, &r->prompts[i])) {
+        if (!check_ids(r, &r->prompts[i]) || !fit(r, &r->prompts[i]) ||
+            !request_check_window(r, &r->prompts[i])) {
             return;
         }
     }

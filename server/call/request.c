@@ -280,8 +280,7 @@ static bool has_penalties(const struct request *r)
     return p->repetition_penalty != 1 || p->frequency_penalty != 0 || p->presence_penalty != 0;
 }
 
-/* Penalties always cover the whole text, so a smaller window is refused if there are penalties. A
- * window of 0 turns them off. */
+/* The last tokens that penalties consider; 0 turns them off. */
 bool read_repeat_window(struct request *r)
 {
     struct sampling_params *p = &r->params;
@@ -292,12 +291,29 @@ bool read_repeat_window(struct request *r)
     if (v == 0) {
         p->repetition_penalty = 1;
         p->frequency_penalty = p->presence_penalty = 0;
+    } else {
+        r->repeat_window = v;
+    }
+    return true;
+}
+
+/* Penalties always cover the whole text, so a window is refused unless no answer to this prompt
+ * exceeds it. Where nothing is generated, the answer may fill the context. */
+bool request_check_window(struct request *r, const struct request_prompt *p)
+{
+    const bool counts_prompt = r->params.repetition_penalty != 1;
+    int64_t most = r->generates ? p->max_tokens : r->model->info->max_model_len - p->n;
+    if (counts_prompt) {
+        most += p->n;
+    }
+    if (r->repeat_window == 0 || most <= r->repeat_window) {
         return true;
     }
-    return v >= r->model->info->max_model_len ||
-           call_error_set(&r->error, 400, "unsupported_value", "repeat_last_n",
-                          "Unsupported value: penalties consider the whole text; 'repeat_last_n' "
-                          "may only be -1, or 0 to turn them off.");
+    return call_error_set(&r->error, 400, "unsupported_value", "repeat_last_n",
+                          "Unsupported value: penalties consider the whole text, here up to %lld "
+                          "tokens; 'repeat_last_n' may be at least that, -1, or 0 to turn them "
+                          "off.",
+                          (long long)most);
 }
 
 /* llama.cpp can leave line ends out of penalties; here that is possible only without penalties. */
@@ -313,23 +329,24 @@ bool read_penalize_nl(struct request *r)
         "be true.");
 }
 
-/* Reads another name of max_tokens. A negative number means: as many tokens as fit. */
-static bool read_predict(struct request *r, const char *key)
+/* Reads another name of max_tokens. A negative number means: as many tokens as fit. With
+ * `may_be_none` 0 means that the prompt is evaluated, and nothing generated. */
+static bool read_predict(struct request *r, const char *key, bool may_be_none)
 {
     int64_t v;
     if (!body_int(&r->body, key, -2, INT32_MAX, &v)) {
         return true;
     }
-    if (v == 0) {
+    if (v == 0 && !may_be_none) {
         return call_error_set(&r->error, 400, "integer_below_min_value", key,
                               "Invalid '%s': integer below minimum value. Expected a value >= 1, "
                               "or -1 for as many as fit, but got 0 instead.",
                               key);
     }
-    r->max_is_asked = v > 0;
-    r->has_max_tokens = v > 0;
-    r->max_shrinks = v > 0;
-    if (v > 0) {
+    r->max_is_asked = v >= 0;
+    r->has_max_tokens = v >= 0;
+    r->max_shrinks = v >= 0;
+    if (v >= 0) {
         r->max_tokens = v;
     }
     return true;
@@ -337,12 +354,17 @@ static bool read_predict(struct request *r, const char *key)
 
 bool read_n_predict(struct request *r)
 {
-    return read_predict(r, "n_predict");
+    return read_predict(r, "n_predict", false);
+}
+
+bool read_native_predict(struct request *r)
+{
+    return read_predict(r, "n_predict", true);
 }
 
 bool read_num_predict(struct request *r)
 {
-    return read_predict(r, "num_predict");
+    return read_predict(r, "num_predict", false);
 }
 
 /* best_of must be 1 or n: with other values, answers would have to be discarded. */

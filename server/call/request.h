@@ -194,6 +194,7 @@ struct request {
     bool max_shrinks; // a value that exceeds the context is reduced rather than refused (n_predict)
     bool shifts, prompt_cut; // the context may shift (shifts.h); a prompt that was too long was cut
     int64_t n_keep, n_discard;
+    int64_t repeat_window;             // the last tokens that penalties should consider; 0: all
     bool has_max_tokens, max_is_asked; // neither: as many as fit; only the first: a default, which
                                        // is reduced to what fits
     int64_t max_tokens;

@@ -203,6 +203,35 @@ def test_without_a_limit_the_answer_fills_the_context(real):
     assert r.status == 200, r.body
 
 
+def test_without_tokens_to_predict_the_prompt_is_only_cached(real):
+    prompt = list(range(300, 300 + 96))
+    j = native(real, prompt, n_predict=0, timings_per_token=True)
+    assert (j["content"], j["tokens_predicted"], j["stop_type"], j["stop"], j["tokens_evaluated"]) == ("", 0, "limit", True, 96)
+    assert j["timings"]["predicted_n"] == 0 and j["timings"]["prompt_n"] == 96 and j["generation_settings"]["n_predict"] == 0
+    assert native(real, prompt, n_predict=1)["timings"]["cache_n"] >= 64  # its whole blocks
+    (end,) = events(real.post("/completion", {"prompt": [prompt, prompt[:50]], "n_predict": 0, "stream": True}))[-1:]
+    assert end["stop"] is True and end["content"] == ""
+    assert native(real, prompt + [5] * (ROOM - 96), n_predict=0)["tokens_evaluated"] == ROOM
+    assert len(native(real, [prompt, "a"], n_predict=0, n_probs=2, return_tokens=True, grammar="root ::= [a]")) == 2
+    r = real.post("/infill", {"input_prefix": "a", "input_suffix": "b", "n_predict": 0})
+    assert r.status == 200 or r.error["code"] == "unsupported_value", r.body
+    assert real.chat("hello", n_predict=0).error["code"] == "integer_below_min_value"
+
+
+def test_a_window_of_penalties_must_contain_the_whole_text(real):
+    body = {"temperature": 0, "repeat_penalty": 1.3, "n_predict": 8}
+    want = native(real, [5] * 20, **body)["content"]
+    assert native(real, [5] * 20, repeat_last_n=28, **body)["content"] == want
+    r = real.post("/completion", {"prompt": [5] * 20, "repeat_last_n": 27, **body})
+    assert (r.status, r.error["param"]) == (400, "repeat_last_n") and "28 tokens" in r.error["message"], r.body
+    only_answer = {"temperature": 0, "presence_penalty": 1.5, "n_predict": 8}  # this penalty does not count the prompt
+    want = native(real, [5] * 20, **only_answer)["content"]
+    assert native(real, [5] * 20, repeat_last_n=8, **only_answer)["content"] == want
+    assert real.post("/completion", {"prompt": [5] * 20, "repeat_last_n": 7, **only_answer}).status == 400
+    assert real.post("/completion", {"prompt": "a", "repeat_last_n": 64, "repeat_penalty": 1.3}).status == 400  # as long as the context
+    assert native(real, "a", repeat_last_n=ROOM, repeat_penalty=1.3, n_predict=4)
+
+
 def test_n_predict_is_reduced_to_what_fits_on_openais_routes_too(server):
     for path, prompt in (("/v1/completions", {"prompt": [5] * 2040}), ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]})):
         r = server.post(path, {**prompt, "n_predict": 2048, "ignore_eos": True})

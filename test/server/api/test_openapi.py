@@ -218,7 +218,7 @@ def test_bodies_that_the_schema_allows_never_cause_a_server_error(server, docume
 RELATED = [({"top_logprobs": 2}, False), ({"top_logprobs": 2, "logprobs": True}, True), ({"top_logprobs": 0}, True), ({"stream_options": {}}, False),
            ({"stream": True, "stream_options": {}}, True), ({"stream": True, "prompt_logprobs": 1}, False), ({"stream": False, "prompt_logprobs": 1}, True),
            ({"tool_choice": "required"}, False), ({"tool_choice": "none"}, True),
-           ({"repeat_last_n": 64}, True), ({"repeat_last_n": 64, "repeat_penalty": 1.1}, False), ({"repeat_last_n": 0, "repeat_penalty": 1.1}, True),
+           ({"repeat_last_n": 64}, True), ({"repeat_last_n": 0, "repeat_penalty": 1.1}, True),
            ({"penalize_nl": False, "presence_penalty": 1}, False), ({"penalize_nl": True, "presence_penalty": 1}, True)]
 
 

@@ -59,7 +59,7 @@ TEST(names_of_other_servers)
         ACCEPTS(KIND_CHAT, "{" HI ",\"repeat_last_n\":64,\"penalize_nl\":false}");
         DONE();
     }
-    REFUSES(KIND_CHAT, "{" HI ",\"repeat_last_n\":63,\"repeat_penalty\":1.1}", "unsupported_value",
+    REFUSES(KIND_CHAT, "{" HI ",\"repeat_last_n\":5,\"repeat_penalty\":1.1}", "unsupported_value",
             "repeat_last_n");
     {
         ACCEPTS(KIND_CHAT, "{" HI ",\"repeat_last_n\":0,\"repeat_penalty\":1.1,"

@@ -25,7 +25,8 @@ static void put_schema(struct buf *out, const char *name)
 /* A call of f with the argument 5, as the rows of the format and its style say. */
 static void put_call(struct buf *out, const struct tool_writing *w, const char *name)
 {
-    const struct style *s = style_find(w->style ? w->style : "json", strlen(w->style ? w->style : "json"));
+    const struct style *s =
+        style_find(w->style ? w->style : "json", strlen(w->style ? w->style : "json"));
     const char *head[] = {w->open, w->head, w->head ? "f" : NULL, w->call, "f", w->name_end};
     const char *tail[] = {w->call_end, w->close};
     buf_clear(out);
