@@ -5,6 +5,8 @@
 #include "cpu/cpu_state.h"
 #include "engine/base/minmax.h"
 
+#include <string.h>
+
 enum {
     ROWS = 256,       // rows at a time
     MOST_RANK = 4096, // chosen: above what the engine passes
@@ -114,5 +116,17 @@ enum status cpu_linear_adapter(struct backend *be, const struct linear_args *a)
     if (job.n_rows > 0) {
         run_rows(&job);
     }
+    return OK;
+}
+
+enum status cpu_weight_adapter_set(struct backend *be, const struct weight *w, int32_t index,
+                                   const float *values)
+{
+    const int64_t n = w->n_out * w->n_in;
+    (void)be;
+    ASSERT(w->kind == WEIGHT_ADAPTER && index >= 0 && index < w->n_matrices);
+    float *to = w->vector + index * n;
+    memcpy(to, values, (size_t)n * sizeof *to);
+    cpu_adapter_round(w->dtype, to, n);
     return OK;
 }

@@ -183,6 +183,7 @@ static const struct backend_ops cpu_ops = {
     .pool = cpu_pool_rows,
     .linear_act = cpu_linear_act,
     .linear_adapter = cpu_linear_adapter,
+    .weight_adapter_set = cpu_weight_adapter_set,
     .mlp = cpu_mlp,
     .norm_linear = cpu_norm_linear,
     .state_bytes = cpu_state_bytes,

@@ -442,6 +442,8 @@ enum status cpu_embed(struct backend *be, const struct embed_args *a);
 enum status cpu_norm(struct backend *be, const struct norm_args *a);
 enum status cpu_linear(struct backend *be, const struct linear_args *a);
 enum status cpu_linear_adapter(struct backend *be, const struct linear_args *a);
+enum status cpu_weight_adapter_set(struct backend *be, const struct weight *w, int32_t index,
+                                   const float *values);
 void cpu_adapter_round(enum dtype dtype, float *x, int64_t n);
 enum status cpu_linear_act(struct backend *be, const struct linear_args *a,
                            const struct activation_args *act);

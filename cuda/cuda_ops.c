@@ -204,6 +204,7 @@ const struct backend_ops cuda_ops = {
     .mlp = cuda_op_mlp,
     .norm_linear = cuda_op_norm_linear,
     .linear_adapter = cuda_op_linear_adapter,
+    .weight_adapter_set = cuda_weight_adapter_set,
     .rope_attention = cuda_op_rope_attention,
     .mla = cuda_op_mla,
     .index_store = cuda_op_index_store,

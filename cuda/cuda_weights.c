@@ -293,6 +293,25 @@ size_t cuda_weight_bytes(const struct weight *w)
     return (size_t)m->n_tiles * (size_t)m->n_experts * (coded_tiles_bytes(m) + scales + zeros);
 }
 
+/* Converted here, since the buffers of uploads are gone once the model is loaded. */
+enum status cuda_weight_adapter_set(struct backend *base, const struct weight *w, int32_t index,
+                                    const float *values)
+{
+    const int64_t n = w->n_out * w->n_in;
+    const size_t n_bytes = (size_t)n * dtype_bytes(w->dtype);
+    if (w->kind != WEIGHT_ADAPTER || !w->data || index < 0 || index >= w->n_experts) {
+        return ERR_INVALID;
+    }
+    void *numbers = xmalloc(n_bytes);
+    for (int64_t i = 0; i < n; i++) {
+        cuda_store_number(numbers, w->dtype, i, values[i]);
+    }
+    const struct dmem to = {(char *)w->data + (size_t)index * n_bytes};
+    const enum status st = cuda_write(base, to, numbers, n_bytes);
+    free(numbers);
+    return st;
+}
+
 /* Computes the angles of all positions on the device. */
 enum status cuda_rope_open(struct backend *base, const struct rope_desc *desc,
                            struct rope_table **out)

@@ -45,6 +45,8 @@ struct rope_table {
 enum status cuda_weight_open(struct backend *base, const struct weight_desc *desc,
                              struct weight **out, struct err *err);
 size_t cuda_weight_bytes(const struct weight *w);
+enum status cuda_weight_adapter_set(struct backend *base, const struct weight *w, int32_t index,
+                                    const float *values);
 enum status cuda_rope_open(struct backend *base, const struct rope_desc *desc,
                            struct rope_table **out);
 

@@ -175,6 +175,7 @@ void engine_turn(struct engine *e)
         engine_commit_step(e);
     }
     engine_explain_broken(e);
+    engine_change_adapter(e);
     if (!busy) {
         requests_deliver(e);
     }
@@ -232,6 +233,7 @@ enum status engine_open(const struct engine_options *options, struct engine **ou
     queue_init(&e->inbox);
     queue_init(&e->outbox);
     pthread_mutex_init(&e->message_lock, NULL);
+    pthread_cond_init(&e->adapter_changed, NULL);
     pthread_mutex_init(&e->stats_lock, NULL);
     enum status st = engine_load(e, err);
     bool follows = options->nodes && nodes_rank(options->nodes) > 0;
@@ -260,6 +262,7 @@ void engine_stop_all(struct engine *e)
         pthread_join(e->thread, NULL);
         e->thread_runs = false;
     }
+    engine_fix_adapters(e);
     if (!e->live) {
         return; // opening failed half-way
     }
@@ -286,6 +289,7 @@ void engine_close(struct engine *e)
     queue_deinit(&e->inbox);
     queue_deinit(&e->outbox);
     pthread_mutex_destroy(&e->message_lock);
+    pthread_cond_destroy(&e->adapter_changed);
     pthread_mutex_destroy(&e->stats_lock);
     free(e->messages);
     free(e->taking);

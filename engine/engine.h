@@ -6,10 +6,10 @@
  * been drained, and the caller frees it afterwards. Output arrays are the caller's memory, sized
  * for max_tokens when the request is created. The engine appends and publishes a length, so a slow
  * reader never blocks the engine.
- * Thread: engine_submit, engine_cancel, engine_stop, engine_stats, engine_reset_prefix_cache from
- * any thread, but calls for one request must come from one thread or be ordered by the caller;
- * engine_drain on one thread (the event loop); engine_check any; engine_open, engine_follow,
- * engine_stop_all and engine_close with no concurrent calls. */
+ * Thread: engine_submit, engine_cancel, engine_stop, engine_stats, engine_reset_prefix_cache,
+ * engine_set_adapter from any thread, but calls for one request must come from one thread or be
+ * ordered by the caller; engine_drain on one thread (the event loop); engine_check any;
+ * engine_open, engine_follow, engine_stop_all and engine_close with no concurrent calls. */
 #ifndef SLUICE_ENGINE_ENGINE_H
 #define SLUICE_ENGINE_ENGINE_H
 
@@ -103,6 +103,13 @@ bool engine_drain_some(struct engine *e, int max,
 
 void engine_stats(struct engine *e, struct engine_stats *out);
 void engine_reset_prefix_cache(struct engine *e); // drops idle cached blocks
+
+/* Puts the adapter in this folder, which PEFT wrote, in the place of adapter `adapter` (as in
+ * engine_request), or of none (options.spare_adapters). Until this returns, no request may have
+ * that number. Blocks until the steps in flight have ended; from any thread. `name` is for
+ * messages. */
+enum status engine_set_adapter(struct engine *e, int32_t adapter, const char *name, const char *dir,
+                               struct err *err);
 
 /* Ends all requests with FINISH_CANCELLED and joins the thread. Drain once more afterwards, for the
  * terminal events. */

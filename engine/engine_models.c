@@ -223,6 +223,21 @@ enum status engine_check(const struct engine_options *options, struct err *err)
     return st;
 }
 
+static enum status count_adapters(struct engine *e, struct err *err)
+{
+    const struct engine_options *o = &e->options;
+    e->info.n_adapters = o->n_adapters + o->spare_adapters;
+    if (e->info.n_adapters > MAX_ADAPTERS) {
+        return err_set(err, ERR_INVALID, "%d adapters, but at most %d are possible",
+                       e->info.n_adapters, MAX_ADAPTERS);
+    }
+    if (o->spare_adapters > 0 && e->info.n_nodes > 1) {
+        return err_set(err, ERR_UNSUPPORTED,
+                       "adapters can be loaded later only if all ranks are in one process");
+    }
+    return OK;
+}
+
 enum status engine_read_models(struct engine *e, struct err *err)
 {
     snprintf(e->model_dir, sizeof e->model_dir, "%s", e->options.model);
@@ -242,5 +257,6 @@ enum status engine_read_models(struct engine *e, struct err *err)
                                      check_depth_of(e->options.check_weights), err));
     }
     TRY(open_adapters(&e->options, &e->adapters, err));
+    TRY(count_adapters(e, err));
     return choose_dtype(e, &e->info.dtype, err);
 }

@@ -59,6 +59,8 @@ static enum status load_rank(struct rank *r, void *arg)
     struct model_load_options options = {.config = &e->config,
                                          .checkpoint = e->checkpoint,
                                          .adapters = e->adapters,
+                                         .n_adapters = e->info.n_adapters,
+                                         .adapter_rank = e->options.max_lora_rank,
                                          .dummy_dir = e->model_dir,
                                          .dtype = e->info.dtype,
                                          .requantise = requantise_of(e),

@@ -167,6 +167,7 @@ static void accept_request(struct engine *e, struct engine_request *r)
 {
     e->live[live_slot(e, r->order)] = r;
     r->n_live = r->n;
+    r->adapter_version = e->adapter_versions[r->adapter];
     e->n_accepted += r->n;
     // Counted in the same way as scheduler.waiting_tokens.
     e->accepted_tokens += (int64_t)r->n * r->n_prompt;
@@ -294,7 +295,7 @@ static enum status check_request(const struct engine *e, const struct engine_req
     if (r->n < 1 || r->n > most) {
         return err_set(err, ERR_INVALID, "n is %d; it must be from 1 to %d", r->n, most);
     }
-    if (r->adapter < 0 || r->adapter > e->options.n_adapters) {
+    if (r->adapter < 0 || r->adapter > e->info.n_adapters) {
         return err_set(err, ERR_INVALID, "there is no adapter %d", r->adapter);
     }
     if (r->params.allowed_each && r->params.n_allowed < r->n) {

@@ -372,5 +372,5 @@ struct step_sizes engine_step_sizes(const struct engine *e)
                                .n_draft_passes = spec_max_passes(&e->spec),
                                .max_masks = max_masks_of(e),
                                .trees = spec_has_trees(&e->spec),
-                               .n_adapters = e->options.n_adapters};
+                               .n_adapters = e->info.n_adapters};
 }

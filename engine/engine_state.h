@@ -78,6 +78,8 @@ struct engine {
     int64_t next_deadline_ns;
     int64_t generated_tokens, prompt_tokens, n_steps, n_rows, step_tokens, step_seqs;
     int64_t step_sizes[N_STEP_SIZES];
+    uint32_t adapter_versions[MAX_ADAPTERS + 1]; // by a request's `adapter`: 0, or how many others
+                                                 // have had its place
     int32_t n_accepted; // sequences taken from the inbox since the stats were last published
     int64_t accepted_tokens;
     int64_t last_commit_ns; // when the previous step was committed, if the device has been busy
@@ -99,6 +101,9 @@ struct engine {
     pthread_mutex_t message_lock;
     struct message *messages, *taking; // filled by senders; the engine thread swaps the two
     size_t n_messages, message_cap, taking_cap;
+    struct adapter_change *adapter_change; // NULL: none; like the rest under message_lock
+    pthread_cond_t adapter_changed;
+    bool adapters_fixed; // the engine thread has ended
     pthread_mutex_t stats_lock;
     struct engine_stats stats; // written by the engine thread; submitters also write n_submitted
 };
@@ -206,6 +211,11 @@ void engine_fail_broken(struct engine *e, struct sequence *seq, const struct pla
                         int32_t out_row);
 void engine_explain_broken(struct engine *e);
 bool engine_is_finite(const float *x, int32_t n);
+
+/* engine_adapters.c, for the engine thread: replaces an adapter if a caller of engine_set_adapter
+ * waits for that. engine_fix_adapters: the thread has ended, and no caller may wait any longer. */
+void engine_change_adapter(struct engine *e);
+void engine_fix_adapters(struct engine *e);
 
 /* engine_commit.c: waits for the oldest step in flight and hands its results to the requests. */
 void engine_commit_step(struct engine *e);

@@ -30,7 +30,8 @@ struct engine_info {
     size_t state_bytes;
     const char *kv_cache_dtype; // the KV format, by its name on the command line
     int32_t n_ranks, n_nodes;
-    bool headless; // the checkpoint has no output head, so only pooling requests are possible
+    bool headless;      // the checkpoint has no output head, so only pooling requests are possible
+    int32_t n_adapters; // places of low-rank adapters, with those of options.spare_adapters
     int32_t n_spec_tokens; // maximum number of drafts per sequence and step; 0: no speculation
 };
 

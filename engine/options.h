@@ -54,6 +54,8 @@ struct engine_options {
     /* Low-rank adapters, at most MAX_ADAPTERS: names for messages, and folders that PEFT wrote. */
     const char *const *adapter_names, *const *adapter_dirs;
     int32_t n_adapters;
+    int32_t spare_adapters;       // places for adapters that are loaded later (engine_set_adapter)
+    int32_t max_lora_rank;        // the largest rank of those
     int32_t tensor_parallel_size; // ranks over all nodes; 0: 1
     // Device and operator's options; the engine sets dtype and ranks.
     struct backend_options backend;

@@ -513,6 +513,10 @@ struct backend_ops {
      * with the same args. A row's sums do not depend on the other rows. NULL: adapters are
      * unsupported. */
     enum status (*linear_adapter)(struct backend *be, const struct linear_args *a);
+    /* Replaces matrix `index` of a weight of kind WEIGHT_ADAPTER by these numbers, row by row.
+     * Called while no step is in flight. NULL: adapters are only loaded with the model. */
+    enum status (*weight_adapter_set)(struct backend *be, const struct weight *w, int32_t index,
+                                      const float *values);
 
     /* rope_store, then attention with its q, which may be left unrotated in memory; then, unless
      * NULL, a linear that is the only reader of attention's out, so that out need not be stored. */

@@ -2,8 +2,7 @@
 /* Reads a checkpoint, by the tensor names of its family, and passes each weight to the backend,
  * whole or this rank's slice: norms, the two halves of each layer, the embedding and the output
  * head. */
-#include "engine/model/adapter.h"
-#include "engine/model/part.h"
+#include "engine/model/adapter_fill.h"
 
 #include "engine/base/mem.h"
 #include "engine/base/minmax.h"
@@ -312,7 +311,7 @@ enum status model_load(const struct model_load_options *options, struct backend 
     out->act = facts.act;
     out->residual = facts.residual;
     out->exact_ranks = facts.exact_ranks;
-    TRY(check_device(c, be, &facts, adapters_count(options->adapters) > 0, err));
+    TRY(check_device(c, be, &facts, options->n_adapters > 0, err));
     out->embed_scale = embed_scale(c, options->dtype, c->embed_scale);
     out->inputs_scale = embed_scale(c, options->dtype, sqrtf((float)c->layer_input));
     out->layers = xcalloc((size_t)c->n_layers, sizeof *out->layers);
@@ -373,6 +372,9 @@ enum status model_load(const struct model_load_options *options, struct backend 
 void model_deinit(struct model *m)
 {
     free(m->layers);
+    for (int32_t i = 0; i < m->n_adapted; i++) {
+        adapter_layout_free(m->adapted[i].layout);
+    }
     free(m->adapted);
     free(m->draft.ids);
     m->layers = NULL;

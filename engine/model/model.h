@@ -82,6 +82,7 @@ static inline struct layer_share model_layer_share(const struct model_config *c,
 struct adapted_weight {
     const struct weight *of;
     struct adapter_pair pair;
+    struct adapter_layout *layout; // adapter_fill.h
 };
 
 struct model {
@@ -140,6 +141,8 @@ struct model_load_options {
     bool inputs_as_they_are; // do not round the inputs of products, even if formats require it;
                              // with F32 they are never rounded
     const struct adapters *adapters; // low-rank adapters (adapter.h); NULL: none
+    int32_t n_adapters;   // these, and those that may be loaded later (model_set_adapter)
+    int32_t adapter_rank; // the largest rank of the latter
     // For a head: the model whose embedding and output head it may share.
     const struct model *target;
     int32_t rank, n_ranks, index;
@@ -189,6 +192,13 @@ struct model_outputs {
 enum status model_forward(struct model *m, const struct pass_shape *shape,
                           struct model_outputs want);
 
+/* Replaces adapter `index` by the only one of the list, while no step is in flight and no sequence
+ * has it. The list must have been checked: model_check_adapter may be called at any time, on any
+ * thread. An error of model_set_adapter is one of the device. */
+enum status model_check_adapter(const struct model *m, const struct adapters *adapters,
+                                struct err *err);
+enum status model_set_adapter(const struct model *m, const struct adapters *adapters,
+                              int32_t index);
 /* The adapters of a weight; NULL: it has none. */
 const struct adapter_pair *model_adapter_of(const struct model *m, const struct weight *w);
 

@@ -84,7 +84,7 @@ void prefix_cache_deinit(struct prefix_cache *c)
 
 /* The chains of each salt and adapter begin at a separate root. Only the most recent roots are
  * remembered; a root that was replaced gets a new uid, so its blocks are never found again. */
-uint64_t prefix_cache_root(struct prefix_cache *c, const char *salt, int32_t adapter)
+uint64_t prefix_cache_root(struct prefix_cache *c, const char *salt, uint64_t adapter)
 {
     salt = or_empty(salt);
     if (salt[0] == '\0' && adapter == 0) {

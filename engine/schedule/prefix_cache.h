@@ -46,7 +46,7 @@ struct prefix_cache {
     uint32_t n_buckets;
     uint64_t next_uid, key;
     struct {
-        int32_t adapter;
+        uint64_t adapter;
         char salt[MAX_SALT_BYTES + 1];
         uint64_t uid, last_use;
     } roots[PREFIX_MAX_SALTS];
@@ -64,10 +64,11 @@ void prefix_cache_init(struct prefix_cache *c, struct kv_pool *pool, int32_t blo
                        uint64_t hash_key);
 void prefix_cache_deinit(struct prefix_cache *c);
 
-/* The root for a salt (NULL: the common one) and an adapter (0: none). A salt longer than
+/* The root for a salt (NULL: the common one) and an adapter, given by a number of its own that is
+ * never that of another one (0: none). A salt longer than
  * MAX_SALT_BYTES gets a new root each time, so its blocks are never shared. If there are too many
  * roots, the one unused for longest is replaced. */
-uint64_t prefix_cache_root(struct prefix_cache *c, const char *salt, int32_t adapter);
+uint64_t prefix_cache_root(struct prefix_cache *c, const char *salt, uint64_t adapter);
 
 /* The hash of a node with these tokens under this parent. */
 uint64_t prefix_cache_hash(const struct prefix_cache *c, uint64_t parent, const int32_t *tokens);

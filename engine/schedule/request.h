@@ -98,8 +98,9 @@ struct engine_request {
     bool background;
     int32_t adapter; // 1 + its index in the engine's options; 0: none. Blocks are never shared
                      // between different ones
-    const char *cache_salt; // cached blocks are shared only between requests with the same salt;
-                            // NULL: no salt
+    uint32_t adapter_version; // set by the engine, which may replace adapters
+    const char *cache_salt;   // cached blocks are shared only between requests with the same salt;
+                              // NULL: no salt
     /* The sender, and the share of all blocks that may stay cached for the sender's requests while
      * others need space. owner 0: no particular sender. */
     uint64_t owner;

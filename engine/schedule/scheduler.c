@@ -69,22 +69,22 @@ struct sequence *scheduler_add(struct scheduler *s, struct engine_request *r, in
     }
     struct sequence *seq = s->free_sequences[--s->n_free_sequences];
     int32_t index = seq->index, room = s->limits.max_len - r->n_prompt;
-    *seq =
-        (struct sequence){.request = r,
-                          .output = r->outputs ? &r->outputs[sample] : NULL,
-                          .sample = sample,
-                          .index = index,
-                          .state = SEQ_WAITING,
-                          .priority = r->priority,
-                          .turn_ns = r->t_submit_ns + priority_worth_ns(r->priority),
-                          .order = (r->order << 8) + (uint64_t)sample,
-                          .n_prompt = r->n_prompt,
-                          .n_known = r->n_prompt,
-                          .lane = -1,
-                          .trust.doubt = -1.0f,
-                          .overtakers = s->overtakers,
-                          .max_tokens = lesser(r->params.max_tokens, room),
-                          .root = prefix_cache_root(&s->holdings.cache, r->cache_salt, r->adapter)};
+    const uint64_t adapter = (uint64_t)r->adapter_version << 32 | (uint32_t)r->adapter;
+    *seq = (struct sequence){.request = r,
+                             .output = r->outputs ? &r->outputs[sample] : NULL,
+                             .sample = sample,
+                             .index = index,
+                             .state = SEQ_WAITING,
+                             .priority = r->priority,
+                             .turn_ns = r->t_submit_ns + priority_worth_ns(r->priority),
+                             .order = (r->order << 8) + (uint64_t)sample,
+                             .n_prompt = r->n_prompt,
+                             .n_known = r->n_prompt,
+                             .lane = -1,
+                             .trust.doubt = -1.0f,
+                             .overtakers = s->overtakers,
+                             .max_tokens = lesser(r->params.max_tokens, room),
+                             .root = prefix_cache_root(&s->holdings.cache, r->cache_salt, adapter)};
     if (r->pool != POOL_NONE) {
         seq->max_tokens = 0;
     }

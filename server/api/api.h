@@ -162,6 +162,8 @@ void api_get_server_info(struct http_request *req, void *arg);
 void api_get_requests(struct http_request *req, void *arg);
 void api_reset_prefix_cache(struct http_request *req, void *arg);
 void api_drain(struct http_request *req, void *arg);
+void api_load_adapter(struct http_request *req, void *arg); // adapters.c
+void api_unload_adapter(struct http_request *req, void *arg);
 void api_status_page(struct http_request *req, void *arg);
 void api_page_part(struct http_request *req, void *arg);
 void api_status_data(struct http_request *req, void *arg);

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The served models: /v1/models and /tokenizer_info.
  * Answered immediately, whatever the engine is doing. */
+#include "engine/base/optional.h"
 #include "server/api/api.h"
+#include "server/call/adapters.h"
 
 #include <string.h>
 
-/* Writes the object of a model, except for its last members. */
-static void open_model(struct buf *b, const struct api *a, const char *name)
+/* Writes the object of a model, except for its last members. adapter_dir: the folder of an adapter;
+ * NULL: it is the model itself. */
+static void open_model(struct buf *b, const struct api *a, const char *name,
+                       const char *adapter_dir)
 {
-    const int32_t adapter = call_model_adapter(&a->calls.model, name);
-    const char *root = a->config->engine.model;
-    if (adapter > 0) {
-        root = a->config->engine.adapter_dirs[adapter - 1];
-    }
+    const char *root = or_text(adapter_dir, a->config->engine.model);
     buf_puts(b, "{\"id\":");
     buf_put_json(b, name, strlen(name));
     buf_puts(b, ",\"object\":\"model\",\"created\":");
@@ -20,7 +20,7 @@ static void open_model(struct buf *b, const struct api *a, const char *name)
     buf_puts(b, ",\"owned_by\":\"sluice\",\"root\":");
     buf_put_json(b, root, strlen(root));
     buf_puts(b, ",\"parent\":");
-    if (adapter > 0) {
+    if (adapter_dir) {
         buf_put_json(b, a->calls.model.names[0], strlen(a->calls.model.names[0]));
     } else {
         buf_puts(b, "null");
@@ -30,9 +30,9 @@ static void open_model(struct buf *b, const struct api *a, const char *name)
     buf_puts(b, ",\"permission\":[]");
 }
 
-static void put_model(struct buf *b, const struct api *a, const char *name)
+static void put_model(struct buf *b, const struct api *a, const char *name, const char *adapter_dir)
 {
-    open_model(b, a, name);
+    open_model(b, a, name, adapter_dir);
     buf_putc(b, '}');
 }
 
@@ -81,11 +81,13 @@ void api_models(struct http_request *req, void *arg)
         if (i) {
             buf_puts(&body, ",");
         }
-        put_model(&body, a, a->calls.model.names[i]);
+        put_model(&body, a, a->calls.model.names[i], NULL);
     }
-    for (int32_t i = 0; i < a->config->engine.n_adapters; i++) {
+    struct call_adapter list[MAX_ADAPTERS];
+    const int32_t n = call_adapters_list(a->calls.model.adapters, list);
+    for (int32_t i = 0; i < n; i++) {
         buf_putc(&body, ',');
-        put_model(&body, a, a->config->engine.adapter_names[i]);
+        put_model(&body, a, list[i].name, list[i].dir);
     }
     buf_puts(&body, "]}");
     reply_json(req, 200, &body);
@@ -103,7 +105,7 @@ void api_llama_models(struct http_request *req, void *arg)
     struct buf body;
     buf_init(&body, 1 << 20);
     buf_puts(&body, "{\"object\":\"list\",\"data\":[");
-    open_model(&body, a, m->names[0]);
+    open_model(&body, a, m->names[0], NULL);
     put_list(&body, "aliases", m->names, m->n_names);
     put_list(&body, "tags", (const char *const *)a->config->tags.items, a->config->tags.n);
     buf_puts(&body, "}]}");
@@ -116,7 +118,9 @@ void api_model_one(struct http_request *req, void *arg)
     if (refuse(a, req)) {
         return;
     }
-    const char *name = call_model_name(&a->calls.model, http_param(req));
+    const struct call_model *m = &a->calls.model;
+    int32_t place;
+    const char *name = call_model_take(m, http_param(req), false, &place), *dir = NULL;
     if (!name) {
         reply_errorf(req, 404, "model_not_found", "model",
                      "The model `%.100s` does not exist or you do not have access to it.",
@@ -125,7 +129,13 @@ void api_model_one(struct http_request *req, void *arg)
     }
     struct buf body;
     buf_init(&body, 1 << 20);
-    put_model(&body, a, name);
+    struct call_adapter list[MAX_ADAPTERS];
+    const int32_t n = call_adapters_list(m->adapters, list);
+    for (int32_t i = 0; i < n && place > 0; i++) {
+        dir = list[i].name == name ? list[i].dir : dir;
+    }
+    call_adapters_give(m->adapters, place);
+    put_model(&body, a, name, dir);
     reply_json(req, 200, &body);
 }
 

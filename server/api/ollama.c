@@ -185,7 +185,7 @@ void api_ollama_show(struct http_request *req, void *arg)
     if (!name) {
         reply_errorf(req, 400, "missing_required_parameter", "model",
                      "Missing required parameter: 'model'.");
-    } else if (!call_model_tagged_name(&a->calls.model, name)) {
+    } else if (!call_model_name(&a->calls.model, name, true)) {
         reply_errorf(req, 404, "model_not_found", "model", "model '%.100s' not found", name);
     } else {
         buf_init(&b, 16 << 20);

@@ -158,6 +158,8 @@ const struct http_route api_routes[] = {
     {"GET", "/requests", api_get_requests, SCOPE_ADMIN, 0, 0},
     {"POST", "/reset_prefix_cache", api_reset_prefix_cache, SCOPE_ADMIN, 0, 0},
     {"POST", "/drain", api_drain, SCOPE_ADMIN, 0, 0},
+    {"POST", "/v1/load_lora_adapter", api_load_adapter, SCOPE_ADMIN, 1 << 16, HTTP_ROUTE_JSON},
+    {"POST", "/v1/unload_lora_adapter", api_unload_adapter, SCOPE_ADMIN, 1 << 16, HTTP_ROUTE_JSON},
     {"GET", "/", api_status_page, 0, 0, HTTP_ROUTE_QUIET},
     {"GET", "/page/{id}", api_page_part, 0, 0, HTTP_ROUTE_QUIET},
     {"GET", "/status.json", api_status_data, SCOPE_METRICS, 0,

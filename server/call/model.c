@@ -3,6 +3,7 @@
  * which parsers and grammars its output needs. */
 #include "server/call/model.h"
 
+#include "server/call/adapters.h"
 #include "server/call/grammars.h"
 
 #include "engine/base/clock.h"
@@ -509,6 +510,7 @@ enum status call_model_open_prompts(struct call_model *m, const struct config *c
 void call_model_close(struct call_model *m)
 {
     grammars_close(m->grammars);
+    call_adapters_close(m->adapters);
     tokenizer_free(m->tok);
     chat_template_free(m->template);
     scoring_close(&m->scoring);

@@ -19,9 +19,10 @@ struct call_model {
     const struct config *config;
     const char *const *names; // accepted names; the first is the default and is not a path
     size_t n_names;
-    bool any_name;         // requests may name any model; this one answers
-    bool is_llama;         // follows llama.cpp's conventions where they differ from vLLM's
-    char *folder_name;     // the last part of the model's path, which is the default name
+    struct call_adapters *adapters; // server/call/adapters.h
+    bool any_name;                  // requests may name any model; this one answers
+    bool is_llama;                  // follows llama.cpp's conventions where they differ from vLLM's
+    char *folder_name;              // the last part of the model's path, which is the default name
     const char *text_dir;  // folder of the tokenizer's files: that of --tokenizer or the model's
     struct tokenizer *tok; // NULL: only token ids are supported
     struct err no_tok;     // why `tok` is NULL, if known
@@ -63,11 +64,11 @@ bool call_model_limits_reasoning(const struct call_model *m);
 /* model_names.c, as the following: fills in the names at startup. */
 void call_model_make_names(struct call_model *m, const struct config *config);
 /* The served name equal to `name`, of the model or of an adapter; NULL if there is none. NULL
- * selects the default. */
-const char *call_model_name(const struct call_model *m, const char *name);
-/* 1 + the index of the adapter that this served name stands for; 0: it is the model itself. */
-int32_t call_model_adapter(const struct call_model *m, const char *name);
-/* Like call_model_name for a name that may end with Ollama's tag, "NAME:latest". */
-const char *call_model_tagged_name(const struct call_model *m, const char *name);
+ * selects the default. `tagged`: it may end with Ollama's tag, "NAME:latest". */
+const char *call_model_name(const struct call_model *m, const char *name, bool tagged);
+/* The same. *place: that of the adapter, which the caller has taken until it gives it back
+ * (call_adapters_give); 0: the name is the model's. */
+const char *call_model_take(const struct call_model *m, const char *name, bool tagged,
+                            int32_t *place);
 
 #endif

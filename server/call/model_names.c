@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The names by which requests choose the model or one of its adapters. */
+#include "server/call/adapters.h"
 #include "server/call/model.h"
 
 #include "engine/base/mem.h"
@@ -52,53 +53,44 @@ void call_model_make_names(struct call_model *m, const struct config *config)
     }
     m->names = names;
     m->n_names = n;
+    m->adapters = call_adapters_open(config);
 }
 
-/* If the server accepts any name, an empty or unknown one stands for the first. */
-const char *call_model_name(const struct call_model *m, const char *name)
+/* The model's own names come first. If the server accepts any name, an empty or unknown one stands
+ * for the first. */
+static const char *take(const struct call_model *m, const char *name, int32_t *place)
 {
+    const char *found = NULL;
+    *place = 0;
     for (size_t i = 0; name && i < m->n_names; i++) {
         if (strcmp(m->names[i], name) == 0) {
             return m->names[i];
         }
     }
-    const int32_t adapter = call_model_adapter(m, name);
-    if (adapter > 0) {
-        return m->config->engine.adapter_names[adapter - 1];
+    if (name) {
+        *place = call_adapters_take(m->adapters, name, &found);
     }
-    if (name && !m->any_name) {
-        return NULL;
-    }
-    return m->names[0];
+    return found || (name && !m->any_name) ? found : m->names[0];
 }
 
-/* The model's own names come first. */
-int32_t call_model_adapter(const struct call_model *m, const char *name)
-{
-    const struct engine_options *o = &m->config->engine;
-    for (size_t i = 0; name && i < m->n_names; i++) {
-        if (strcmp(m->names[i], name) == 0) {
-            return 0;
-        }
-    }
-    for (int32_t i = 0; name && i < o->n_adapters; i++) {
-        if (strcmp(o->adapter_names[i], name) == 0) {
-            return 1 + i;
-        }
-    }
-    return 0;
-}
-
-/* Ollama's clients add a tag to names. */
-const char *call_model_tagged_name(const struct call_model *m, const char *name)
+const char *call_model_take(const struct call_model *m, const char *name, bool tagged,
+                            int32_t *place)
 {
     static const char tag[] = ":latest";
     char text[512];
-    const char *found = call_model_name(m, name);
+    const char *found = take(m, name, place);
     size_t n = length_or_0(name), n_tag = sizeof tag - 1;
-    if (!found && n > n_tag && n < sizeof text && strcmp(name + n - n_tag, tag) == 0) {
+    if (!found && tagged && n > n_tag && n < sizeof text && strcmp(name + n - n_tag, tag) == 0) {
         snprintf(text, sizeof text, "%.*s", (int)(n - n_tag), name);
-        found = call_model_name(m, text);
+        found = take(m, text, place);
     }
+    return found;
+}
+
+const char *call_model_name(const struct call_model *m, const char *name, bool tagged)
+{
+    int32_t place;
+    const char *found = call_model_take(m, name, tagged, &place);
+    call_adapters_give(m->adapters, place);
     return found;
 }

@@ -2,6 +2,7 @@
 /* Members that several bodies have: the model, stop strings and ids, penalties, streaming;
  * and the beginning and end of a request. */
 #include "engine/schedule/request.h"
+#include "server/call/adapters.h"
 #include "server/call/derender.h"
 #include "server/call/readers.h"
 
@@ -41,17 +42,12 @@ bool read_model(struct request *r)
     const char *name = NULL;
     body_string(&r->body, "model", &name);
     bool tagged = (r->form & (FORM_OLLAMA_CHAT | FORM_OLLAMA_GENERATE | FORM_OLLAMA_EMBED)) != 0;
-    if (tagged) {
-        r->model_name = call_model_tagged_name(r->model, name);
-    } else {
-        r->model_name = call_model_name(r->model, name);
-    }
+    r->model_name = call_model_take(r->model, name, tagged, &r->adapter);
     if (!r->model_name) {
         return call_error_set(&r->error, 404, "model_not_found", "model",
                               "The model `%.100s` does not exist or you do not have access to it.",
                               name);
     }
-    r->adapter = call_model_adapter(r->model, r->model_name);
     return r->error.status == 0;
 }
 
@@ -555,11 +551,14 @@ void request_end(struct request *r)
     r->output.min_tokens = r->params.min_tokens;
 }
 
-/* Also releases the grammar, which requests share. */
+/* Also releases the grammar and the adapter, which requests share. */
 void request_deinit(struct request *r)
 {
     if (r->grammar) {
         grammars_give(r->model->grammars, r->grammar);
+    }
+    if (r->adapter > 0) {
+        call_adapters_give(r->model->adapters, r->adapter);
     }
     body_close(&r->body);
     body_close(&r->context);

@@ -115,10 +115,10 @@ void generate_begin(struct request *r)
     r->max_tokens = r->model->info->defaults.max_tokens;
     r->has_max_tokens = true;
     r->add_special = true;
-    r->model_name = call_model_name(r->model, NULL);
     const char *name = NULL; // only that of an adapter matters, since there is only one model
     body_string(&r->body, "model", &name);
-    r->adapter = call_model_adapter(r->model, name);
+    call_model_take(r->model, name, false, &r->adapter);
+    r->model_name = call_model_name(r->model, NULL, false);
 }
 
 bool generate_end(struct request *r)

@@ -5,6 +5,7 @@
 #include "engine/base/json.h"
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
 #include "engine/base/optional.h"
 #include "server/hub/hub.h"
 
@@ -87,6 +88,7 @@ enum status adapter_options_read(struct config *c, struct err *err)
         c->engine.n_adapters += st == OK;
         st = st == OK ? check_name(c, (int32_t)i, err) : st;
     }
+    c->engine.spare_adapters = greater(0, c->max_loras - c->engine.n_adapters);
     return st;
 }
 

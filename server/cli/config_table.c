@@ -160,6 +160,13 @@ const struct option_row option_rows[] = {
          "adapter_model.safetensors, NAME=ORG/NAME to download, or a JSON object with name and "
          "path; requests choose one as their model"),
      .may_be_object = true},
+    {ROW("max-loras", OPTION_INT, max_loras, "0",
+         "places for adapters: those that are not taken by --lora-modules are for "
+         "/v1/load_lora_adapter, without which adapters cannot be loaded later"),
+     .min = 0, .max = MAX_ADAPTERS, .same_on_nodes = true},
+    {ROW("max-lora-rank", OPTION_INT, engine.max_lora_rank, "16",
+         "largest rank of adapters that are loaded later"),
+     .min = 1, .max = 512, .same_on_nodes = true},
     {ROW("deterministic", OPTION_BOOL, engine.backend.deterministic, "false",
          "the same logits, bit for bit, whatever else is in the batch"),
      .same_on_nodes = true},

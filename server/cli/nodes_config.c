@@ -176,6 +176,12 @@ enum status nodes_setting_read(const struct config *c, char **env, struct nodes_
                        "a multiple of the %d nodes",
                        c->engine.tensor_parallel_size, p->n_nodes);
     }
+    if (p->n_nodes > 1 && c->engine.spare_adapters > 0) {
+        return err_set(err, ERR_UNSUPPORTED,
+                       "max-loras: with %d nodes adapters cannot be loaded later; there may be %d, "
+                       "those of --lora-modules",
+                       p->n_nodes, c->engine.n_adapters);
+    }
     if (p->n_nodes > 1 && p->node > 0 && out->leader[0] == '\0') {
         return err_set(err, ERR_INVALID, "master-addr: the address of node 0 is needed");
     }

@@ -113,11 +113,9 @@ const struct vllm_flag vllm_flags[] = {
     {FLAG("enable-flash-late-interaction", TAKES_NOTHING, "scores are computed on the CPU")},
 
     /* Adapters. */
-    {FLAG("enable-lora", TAKES_NOTHING, "the adapters of --lora-modules are always enabled")},
+    {FLAG("enable-lora", TAKES_NOTHING, "always enabled, see --lora-modules and --max-loras")},
     {FLAG("default-mm-loras", TAKES_VALUE, "images, audio and video are not supported"),
      .harmless = "{}"},
-    {FLAG("max-loras", TAKES_VALUE, "all adapters stay loaded")},
-    {FLAG("max-lora-rank", TAKES_VALUE, "all adapters have the rank of their files")},
     {FLAG("max-cpu-loras", TAKES_VALUE, "all adapters stay loaded")},
     {FLAG("lora-dtype", TAKES_VALUE, "adapters have the model's dtype"), .harmless = "auto"},
     {FLAG("lora-target-modules", TAKES_WORDS, "adapters are used as a whole"), .harmless = ""},

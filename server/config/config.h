@@ -23,6 +23,7 @@ struct config {
     // model
     struct string_list served_model_name, tags;
     struct string_list lora_modules; // as given; `engine` has their names and folders
+    int32_t max_loras;
     const char *revision;      // of a model given by name; NULL: the revision in that name, or main
     const char *tokenizer;     // folder or tokenizer.json; NULL: the model's
     bool skip_tokenizer_init;  // requests and answers are token ids only

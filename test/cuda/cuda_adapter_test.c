@@ -461,6 +461,48 @@ TEST(captured_passes_serve_all_adapters)
     adapters_close(&a);
 }
 
+/* Replaces one of the adapters, also in the arrays of the reference. */
+static void replace(struct adapters *a, int32_t adapter)
+{
+    const int64_t n_down = (int64_t)ranks_of(a) * a->n_in, n_up = (int64_t)a->n_out * a->rank;
+    const struct backend_ops *ops = a->p.be[GPU]->ops;
+    float *down = random_array(a, n_down, 1.0f), *up = random_array(a, n_up, 1.0f);
+    CHECK_EQ(ops->weight_adapter_set(a->p.be[GPU], a->pair.down, adapter - 1, down), OK);
+    CHECK_EQ(ops->weight_adapter_set(a->p.be[GPU], a->pair.up, adapter - 1, up), OK);
+    memcpy(a->down + (adapter - 1) * n_down, down, (size_t)n_down * sizeof *down);
+    memcpy(a->up + (adapter - 1) * n_up, up, (size_t)n_up * sizeof *up);
+    free(down);
+    free(up);
+}
+
+TEST(an_adapter_can_be_replaced)
+{
+    NEED_GPU();
+    for (int32_t d = 0; d < COUNT(pair_dtypes); d++) {
+        struct adapters a = {
+            .n = 3, .n_in = 96, .n_out = 104, .rank = 16, .x_stride = 96, .y_stride = 104};
+        struct row_spec rows[24];
+        REQUIRE(adapters_open(&a, pair_dtypes[d]));
+        a.y_dtype = pair_dtypes[d];
+        float *x = random_array(&a, (int64_t)MOST_ROWS * a.n_in, 1.0f);
+        float *y = random_array(&a, (int64_t)MOST_ROWS * a.n_out, 1.0f);
+        mixed_rows(rows, COUNT(rows), a.n, 2);
+        for (int32_t adapter = 1; adapter <= a.n; adapter++) {
+            replace(&a, adapter);
+            float *got = run(&a, x, y, rows, COUNT(rows), 50, false);
+            check_result(&a, "replaced", x, y, got, rows, COUNT(rows));
+            free(got);
+        }
+        struct backend *be = a.p.be[GPU];
+        CHECK_EQ(be->ops->weight_adapter_set(be, a.pair.up, a.n, a.up), ERR_INVALID);
+        CHECK_EQ(be->ops->weight_adapter_set(be, a.pair.up, -1, a.up), ERR_INVALID);
+        CHECK_EQ(be->ops->weight_adapter_set(be, a.w, 0, a.up), ERR_INVALID);
+        free(x);
+        free(y);
+        adapters_close(&a);
+    }
+}
+
 TEST(unknown_adapters_and_other_sizes_are_refused)
 {
     NEED_GPU();

@@ -418,6 +418,16 @@ void engine_reset_prefix_cache(struct engine *e)
     (void)e;
 }
 
+enum status engine_set_adapter(struct engine *e, int32_t adapter, const char *name, const char *dir,
+                               struct err *err)
+{
+    (void)e;
+    (void)adapter;
+    (void)name;
+    (void)dir;
+    return err_set(err, ERR_UNSUPPORTED, "the scripted engine has no adapters");
+}
+
 /* Every unfinished request ends as cancelled. */
 void engine_stop_all(struct engine *e)
 {

@@ -492,6 +492,7 @@ def test_bad_ranks_are_refused_with_a_reason(start):
         (["--nnodes", "2", "--node-rank", "2", "--tensor-parallel-size", "2"], {}, "node-rank 2"),
         (["--nnodes", "2", "--node-rank", "1", "--tensor-parallel-size", "2"], {}, "master-addr"),
         (["--nnodes", "2", "--node-rank", "1", "--tensor-parallel-size", "3"], {}, "3 is not a multiple of the 2 nodes"),
+        (["--nnodes", "2", "--node-rank", "1", "--tensor-parallel-size", "2", "--max-loras", "3"], {}, "max-loras: with 2 nodes"),
         (["--tensor-parallel-size", "2"], {"OMPI_COMM_WORLD_SIZE": "two", "OMPI_COMM_WORLD_RANK": "0"}, "not a number"),
         (["--tensor-parallel-size", "2"], {"LWS_GROUP_SIZE": "2", "LWS_WORKER_INDEX": "5"}, "is impossible with"),
     ]:
