@@ -106,6 +106,21 @@ static bool submit_step(struct engine *e)
 
 /* ---- the thread --------------------------------------------------------------------------- */
 
+_Static_assert(MAX_ADAPTERS <= 64, "engine_stats has a bit for each adapter");
+
+static void note_adapters(const struct engine *e, struct engine_stats *o)
+{
+    const struct sequence *first = &e->scheduler.order;
+    o->adapters_running = o->adapters_waiting = 0;
+    for (const struct sequence *s = first->next; e->info.n_adapters > 0 && s != first;
+         s = s->next) {
+        const int32_t adapter = s->request->adapter;
+        const uint64_t bit = adapter > 0 ? (uint64_t)1 << (adapter - 1) : 0;
+        o->adapters_running |= s->state == SEQ_RUNNING ? bit : 0;
+        o->adapters_waiting |= s->state == SEQ_WAITING ? bit : 0;
+    }
+}
+
 /* Copies the counters, which only this thread changes, to the snapshot that other threads read. */
 static void publish_stats(struct engine *e)
 {
@@ -143,6 +158,7 @@ static void publish_stats(struct engine *e)
     o->spec_accepted_tokens = l->n_accepted;
     memcpy(o->spec_accepted_per_pos, l->accepted_per_pos, sizeof o->spec_accepted_per_pos);
     o->n_nodes_alive = engine_nodes_alive(e);
+    note_adapters(e, o);
     pthread_mutex_unlock(&e->stats_lock);
 }
 

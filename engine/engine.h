@@ -56,6 +56,8 @@ struct engine_stats {
     int64_t spec_drafts, spec_draft_tokens, spec_accepted_tokens;
     int64_t spec_accepted_per_pos[MAX_DRAFTS];
     int64_t waiting_tokens; // prompt tokens of the n_waiting sequences
+    /* Adapters of sequences, a bit each: 0 for adapter 1. */
+    uint64_t adapters_running, adapters_waiting;
     int32_t n_nodes_alive;
     char failure[160]; // why the state is ENGINE_FAILED, if known
 };

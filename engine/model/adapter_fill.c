@@ -57,8 +57,7 @@ static const struct adapter_module *find(const struct adapter_source *from, cons
     int32_t number = 0;
     char room[NAME_BYTES];
     const struct adapters *a = from->adapters;
-    const struct adapter_module *m =
-        adapters_find(a, from->index, adapters_tail(base), &number);
+    const struct adapter_module *m = adapters_find(a, from->index, adapters_tail(base), &number);
     if (!m) {
         m = adapters_find(a, from->index, adapters_tail(part_inner_name(base, room)), &number);
     }

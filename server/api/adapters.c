@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /* vLLM's routes that load and unload adapters. A folder is read on the pool; the engine takes it
  * between two steps. */
+#include "server/call/adapters.h"
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
 #include "engine/engine.h"
 #include "server/api/api.h"
-#include "server/call/adapters.h"
 #include "server/call/body.h"
 
 #include <stdlib.h>
@@ -143,10 +143,9 @@ static bool check_name(struct change *c)
     if (!own || (place > 0 && c->in_place)) {
         return true;
     }
-    return call_error_set(&c->error, 400, "invalid_value", "lora_name",
-                          "The name '%.100s' is that of %s.", c->name,
-                          place > 0 ? "an adapter that is loaded already: 'load_inplace' replaces it"
-                                    : "the model");
+    return call_error_set(
+        &c->error, 400, "invalid_value", "lora_name", "The name '%.100s' is that of %s.", c->name,
+        place > 0 ? "an adapter that is loaded already: 'load_inplace' replaces it" : "the model");
 }
 
 static bool take_place(struct change *c)
@@ -154,10 +153,11 @@ static bool take_place(struct change *c)
     struct call_adapters *adapters = c->api->calls.model.adapters;
     c->place = call_adapters_reserve(adapters);
     return c->place > 0 ||
-           call_error_set(&c->error, 400, "unsupported_value", "lora_name",
-                          "All %d places for adapters (--max-loras) are taken: unload one first. The "
-                          "place of an adapter is free when its last request has ended.",
-                          call_adapters_places(adapters));
+           call_error_set(
+               &c->error, 400, "unsupported_value", "lora_name",
+               "All %d places for adapters (--max-loras) are taken: unload one first. The "
+               "place of an adapter is free when its last request has ended.",
+               call_adapters_places(adapters));
 }
 
 void api_load_adapter(struct http_request *req, void *arg)

@@ -150,6 +150,7 @@ void api_get_metrics(struct http_request *req, void *arg)
         .load_seconds = a->ready ? (double)(a->ready_ns - a->started_ns) * 1e-9 : 0,
         .memory_utilization = a->config->engine.gpu_memory_utilization,
         .prefix_caching = a->config->engine.enable_prefix_caching,
+        .adapters = a->ready ? a->calls.model.adapters : NULL,
     };
     buf_init(&out, 4 << 20);
     metrics_take_steps(&a->metrics, &stats);

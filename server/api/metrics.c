@@ -2,10 +2,12 @@
 /* Counts and histograms in Prometheus' text format, under vLLM's names if it has them. Only the
  * loop thread uses them, so there is no lock. */
 #include "server/api/metrics.h"
+#include "engine/base/clock.h"
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
 #include "engine/base/optional.h"
 #include "engine/engine.h"
+#include "server/call/adapters.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -145,11 +147,10 @@ static void head(struct buf *b, const char *name, const char *type, const char *
     buf_printf(b, "# HELP %s %s\n# TYPE %s %s\n", name, help, name, type);
 }
 
-/* model_name="x",engine="0" */
-static void labels(struct buf *b, const struct metrics_source *s)
+/* A label's value, or a part of it. */
+static void label_text(struct buf *b, const char *text)
 {
-    buf_puts(b, "model_name=\"");
-    for (const char *p = s->model_name; *p; p++) {
+    for (const char *p = text; *p; p++) {
         if (*p == '"' || *p == '\\') {
             buf_putc(b, '\\');
         }
@@ -159,6 +160,13 @@ static void labels(struct buf *b, const struct metrics_source *s)
             buf_putc(b, *p);
         }
     }
+}
+
+/* model_name="x",engine="0" */
+static void labels(struct buf *b, const struct metrics_source *s)
+{
+    buf_puts(b, "model_name=\"");
+    label_text(b, s->model_name);
     buf_puts(b, "\",engine=\"0\"");
 }
 
@@ -393,6 +401,34 @@ static void print_http(const struct metrics *m, const struct http_stats *h, stru
 }
 
 /* Batches by status, and the remaining work. */
+/* The names of adapters that have a bit, joined by commas. */
+static void put_adapters(struct buf *b, const char *label, const struct call_adapter *list,
+                         int32_t n, uint64_t bits)
+{
+    bool first = true;
+    buf_printf(b, ",%s=\"", label);
+    for (int32_t i = 0; i < n; i++) {
+        if (bits >> (list[i].place - 1) & 1) {
+            buf_puts(b, first ? "" : ",");
+            label_text(b, list[i].name);
+            first = false;
+        }
+    }
+    buf_putc(b, '"');
+}
+
+/* As in vLLM, the labels are the information, and the value is the time. */
+static void print_adapters(const struct metrics_source *s, struct buf *b)
+{
+    struct call_adapter list[MAX_ADAPTERS];
+    const int32_t n = call_adapters_list(s->adapters, list);
+    head(b, "vllm:lora_requests_info", "gauge", "Adapters of running and waiting requests.");
+    buf_printf(b, "vllm:lora_requests_info{max_lora=\"%d\"", call_adapters_places(s->adapters));
+    put_adapters(b, "waiting_lora_adapters", list, n, s->stats->adapters_waiting);
+    put_adapters(b, "running_lora_adapters", list, n, s->stats->adapters_running);
+    buf_printf(b, "} %lld\n", (long long)clock_wall_sec());
+}
+
 static void print_batches(const struct metrics_source *s, struct buf *b)
 {
     const struct batches_counts *c = s->batches;
@@ -469,6 +505,9 @@ void metrics_print(const struct metrics *m, const struct metrics_source *s, stru
         print_engine(s, out);
         print_info(s, out);
         metrics_print_llama(m, s, out);
+    }
+    if (s->stats && s->adapters && call_adapters_places(s->adapters) > 0) {
+        print_adapters(s, out);
     }
     print_labelled(out, s, "vllm:request_success_total", "finished_reason", finished,
                    s->counts->finished, N_FINISH_REASONS, "Finished samples.");

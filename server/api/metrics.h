@@ -14,6 +14,7 @@
 
 #include <stdint.h>
 
+struct call_adapters;
 struct engine_info;
 struct engine_stats;
 
@@ -58,6 +59,7 @@ struct metrics_source {
     enum api_health health;
     double heartbeat_age_s, load_seconds, memory_utilization;
     bool prefix_caching;
+    struct call_adapters *adapters; // NULL while loading
 };
 void metrics_print(const struct metrics *m, const struct metrics_source *s, struct buf *out);
 /* Writes the metrics under llama.cpp's names (metrics_llama.c). Do not call it while the model is

@@ -125,7 +125,8 @@ int32_t call_adapters_list(struct call_adapters *a, struct call_adapter out[MAX_
     }
     qsort(list, (size_t)n, sizeof list[0], by_order);
     for (int32_t i = 0; i < n; i++) {
-        out[i] = (struct call_adapter){list[i]->name, list[i]->dir, list[i]->n_users};
+        const int32_t place = 1 + (int32_t)(list[i] - a->places);
+        out[i] = (struct call_adapter){list[i]->name, list[i]->dir, place, list[i]->n_users};
     }
     pthread_mutex_unlock(&a->lock);
     return n;

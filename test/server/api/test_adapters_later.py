@@ -3,8 +3,10 @@
 requests of an adapter that is unloaded end as if it were not."""
 import json
 import os
+import re
 import shutil
 import threading
+import time
 
 import golden
 import pytest
@@ -137,6 +139,37 @@ def test_requests_of_an_unloaded_adapter_end_first(server, tmp_path):
     if r.status != 200:
         assert load(server, "z", changed).status == 200
     assert ids(complete(server, "z", prompt, 20)) == ids(complete(server, "y", prompt, 20)) != want[:20]
+
+
+def info(s):
+    (line,) = [l for l in s.get("/metrics").body.decode().splitlines() if l.startswith("vllm:lora_requests_info{")]
+    labels, value = line[len("vllm:lora_requests_info{"):].split("} ")
+    return dict(re.findall(r'(\w+)="([^"]*)"', labels)), float(value)
+
+
+def test_the_metric_of_gateways_names_adapters_with_requests():
+    with serve(max_num_seqs=1, lora_modules=f"one={folder('llama-3')}", max_loras=3) as s:
+        assert load(s, "two").status == 200
+        idle = {"max_lora": "3", "running_lora_adapters": "", "waiting_lora_adapters": ""}
+        assert info(s)[0] == idle and abs(info(s)[1] - time.time()) < 5
+        stop, end = threading.Event(), time.time() + 30
+
+        def ask(name):
+            while not stop.is_set():
+                assert complete(s, name, [5, 6, 7], 200).status == 200
+        asks = [threading.Thread(target=ask, args=(name,)) for name in ("two", "one", "base")]
+        for t in asks:
+            t.start()
+        while info(s)[0] != {**idle, "running_lora_adapters": "two", "waiting_lora_adapters": "one"}:
+            assert time.time() < end
+        stop.set()
+        for t in asks:
+            t.join()
+        end = time.time() + 5
+        while info(s)[0] != idle:
+            assert time.time() < end
+    with Server(real=True) as s:
+        assert "lora_requests_info" not in s.get("/metrics").body.decode()
 
 
 def test_loads_beside_other_requests(server, tmp_path):
