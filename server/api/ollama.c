@@ -2,6 +2,7 @@
 /* Ollama's routes that report: the list of models, their capabilities, and the version. There is
  * one model, always loaded, and nothing about its files is revealed. */
 #include "server/api/api.h"
+#include "server/call/adapters.h"
 
 #include "engine/base/json.h"
 #include "engine/base/optional.h"
@@ -46,12 +47,15 @@ static void put_name(struct buf *b, const char *name)
     put_text(b, text);
 }
 
-/* Writes Ollama's description of the weights, of which only the precision is known. */
-static void put_details(struct buf *b, const struct engine_info *i)
+/* Writes Ollama's description of the weights, of which only the precision is known. `parent`: the
+ * model's name, for an adapter; otherwise "". */
+static void put_details(struct buf *b, const struct engine_info *i, const char *parent)
 {
     static const char *const levels[] = {[DT_F32] = "F32", [DT_BF16] = "BF16", [DT_F16] = "F16"};
     double n = (double)i->n_parameters;
-    buf_puts(b, "{\"parent_model\":\"\",\"format\":\"safetensors\",\"family\":");
+    buf_puts(b, "{\"parent_model\":");
+    put_text(b, parent);
+    buf_puts(b, ",\"format\":\"safetensors\",\"family\":");
     put_text(b, i->model_type);
     buf_puts(b, ",\"families\":[");
     put_text(b, i->model_type);
@@ -59,7 +63,8 @@ static void put_details(struct buf *b, const struct engine_info *i)
                n >= 1e9 ? n * 1e-9 : n * 1e-6, n >= 1e9 ? "B" : "M", levels[i->dtype]);
 }
 
-static void put_model(struct buf *b, const struct api *a, const char *name, bool running)
+static void put_model(struct buf *b, const struct api *a, const char *name, const char *parent,
+                      bool running)
 {
     const struct engine_info *i = a->calls.model.info;
     const char *sum = a->calls.model.fingerprint;
@@ -74,7 +79,7 @@ static void put_model(struct buf *b, const struct api *a, const char *name, bool
     }
     put_time(b, a->calls.model.created + (running ? 100LL * 365 * 86400 : 0));
     buf_printf(b, ",\"size\":%zu,\"digest\":\"%s\",\"details\":", i->weight_bytes, sum);
-    put_details(b, i);
+    put_details(b, i, parent);
     if (running) {
         buf_printf(b, ",\"size_vram\":%zu,\"context_length\":%d", i->weight_bytes,
                    i->max_model_len);
@@ -82,22 +87,29 @@ static void put_model(struct buf *b, const struct api *a, const char *name, bool
     buf_putc(b, '}');
 }
 
-/* `running` is set for /api/ps, which has only one entry. */
+/* `running` is set for /api/ps, where the model has only one entry. */
 static void reply_models(struct api *a, struct http_request *req, bool running)
 {
     struct buf b;
     if (refuse(a, req)) {
         return;
     }
+    const struct call_model *m = &a->calls.model;
     /* After the folder's name the list has the operator's full argument, which is a path. */
-    bool one = running || a->calls.model.folder_name;
+    bool one = running || m->names[0] == m->folder_name;
     buf_init(&b, 1 << 20);
     buf_puts(&b, "{\"models\":[");
-    for (size_t i = 0; i < (one ? 1 : a->calls.model.n_names); i++) {
+    for (size_t i = 0; i < (one ? 1 : m->n_names); i++) {
         if (i) {
             buf_puts(&b, ",");
         }
-        put_model(&b, a, a->calls.model.names[i], running);
+        put_model(&b, a, m->names[i], "", running);
+    }
+    struct call_adapter list[MAX_ADAPTERS];
+    const int32_t n = call_adapters_list(m->adapters, list);
+    for (int32_t i = 0; i < n; i++) {
+        buf_puts(&b, ",");
+        put_model(&b, a, list[i].name, m->names[0], running);
     }
     buf_puts(&b, "]}");
     reply_json(req, 200, &b);
@@ -147,7 +159,7 @@ static void put_shown(struct buf *b, const struct api *a)
     buf_puts(b, "{\"license\":\"\",\"modelfile\":\"\",\"parameters\":\"\",\"template\":");
     put_text(b, m->template ? chat_template_text(m->template) : "");
     buf_puts(b, ",\"details\":");
-    put_details(b, i);
+    put_details(b, i, "");
     buf_puts(b, ",\"model_info\":{\"general.architecture\":");
     put_text(b, i->model_type);
     buf_printf(b, ",\"general.parameter_count\":%" PRId64, i->n_parameters);

@@ -31,6 +31,14 @@ def test_adapters_are_listed_with_their_parent(server):
     assert server.get("/v1/models/two").json()["id"] == "two"
 
 
+def test_ollamas_lists_have_all_names(server):
+    for path in ("/api/tags", "/api/ps"):
+        models = server.get(path).json()["models"]
+        assert [(m["name"], m["details"]["parent_model"]) for m in models] == [("base:latest", ""), ("one:latest", "base"), ("two:latest", "base")]
+    with Server(real=True, served_model_name="x,y") as s:
+        assert [m["name"] for m in s.get("/api/tags").json()["models"]] == ["x:latest", "y:latest"]
+
+
 def test_a_request_names_its_adapter(server):
     base, one, two = (complete(server, name).json() for name in ("base", "one", "two"))
     assert [base["model"], one["model"], two["model"]] == ["base", "one", "two"]
