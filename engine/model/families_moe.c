@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Families with plain attention and experts. */
+/* Families with plain attention and experts, most of which are picked by a softmax. */
 #include "engine/base/json.h"
 #include "engine/model/family_parts.h"
 
@@ -10,14 +10,8 @@ static const struct tensor_names mixtral_names = {BASE_NAMES,
                                                   .expert_up = "block_sparse_moe.experts.%d.w3",
                                                   .expert_down = "block_sparse_moe.experts.%d.w2"};
 
-static const struct tensor_names qwen2_moe_names = {BASE_NAMES,
-                                                    QKV_NAMES,
-                                                    FFN_NAMES,
-                                                    EXPERT_NAMES,
-                                                    .shared_gate = "mlp.shared_expert.gate_proj",
-                                                    .shared_up = "mlp.shared_expert.up_proj",
-                                                    .shared_down = "mlp.shared_expert.down_proj",
-                                                    .shared_router = "mlp.shared_expert_gate"};
+static const struct tensor_names qwen2_moe_names = {BASE_NAMES, QKV_NAMES, FFN_NAMES, EXPERT_NAMES,
+                                                    SHARED_EXPERT_NAMES};
 
 static const struct tensor_names qwen3_moe_names = {BASE_NAMES, QKV_NAMES, FFN_NAMES, QK_NORM_NAMES,
                                                     EXPERT_NAMES};
@@ -33,23 +27,9 @@ static const struct tensor_names gpt_oss_names = {
     .expert_gate = "mlp.experts.%d.gate_proj", .expert_up = "mlp.experts.%d.up_proj",
     .expert_down = "mlp.experts.%d.down_proj"};
 
-static const struct tensor_names minimax_m2_names = {
-    BASE_NAMES,
-    QKV_NAMES,
-    QK_NORM_NAMES,
-    .router = "block_sparse_moe.gate",
-    .correction = "block_sparse_moe.e_score_correction_bias",
-    .expert_gate = "block_sparse_moe.experts.%d.w1",
-    .expert_up = "block_sparse_moe.experts.%d.w3",
-    .expert_down = "block_sparse_moe.experts.%d.w2"};
-
 static const struct tensor_names ernie_names = {
     BASE_NAMES,   QKV_NAMES,    FFN_NAMES,
     EXPERT_NAMES, SHARED_NAMES, .correction = "mlp.moe_statics.e_score_correction_bias"};
-
-#define SHARED_MLP_NAMES                                                                           \
-    .shared_gate = "mlp.shared_mlp.gate_proj", .shared_up = "mlp.shared_mlp.up_proj",              \
-    .shared_down = "mlp.shared_mlp.down_proj"
 
 static const struct tensor_names hunyuan_moe_names = {BASE_NAMES,
                                                       QKV_NAMES,
@@ -58,32 +38,6 @@ static const struct tensor_names hunyuan_moe_names = {BASE_NAMES,
                                                       .router = "mlp.gate.wg",
                                                       .q_norm = "self_attn.query_layernorm",
                                                       .k_norm = "self_attn.key_layernorm"};
-
-static const struct tensor_names hy_v3_names = {BASE_NAMES,
-                                                QKV_NAMES,
-                                                QK_NORM_NAMES,
-                                                FFN_NAMES,
-                                                EACH_EXPERT_NAMES,
-                                                SHARED_MLP_NAMES,
-                                                .router = "mlp.router.gate",
-                                                .correction = "mlp.expert_bias"};
-
-static const struct tensor_names exaone_moe_names = {BASE_NAMES,
-                                                     QKV_NAMES,
-                                                     QK_NORM_NAMES,
-                                                     FFN_NAMES,
-                                                     EXPERT_NAMES,
-                                                     SHARED_NAMES,
-                                                     .correction = "mlp.e_score_correction_bias"};
-
-static const struct tensor_names glm4_moe_names = {BASE_NAMES,
-                                                   QKV_NAMES,
-                                                   QK_NORM_NAMES,
-                                                   FFN_NAMES,
-                                                   EXPERT_NAMES,
-                                                   SHARED_NAMES,
-                                                   .correction =
-                                                       "mlp.gate.e_score_correction_bias"};
 
 static const struct tensor_names llama4_names = {
     BASE_NAMES,
@@ -171,20 +125,6 @@ static enum status read_gpt_oss(const struct json *j, struct model_config *c, st
     return OK;
 }
 
-/* Sigmoid scores, with a correction that affects only which experts are picked; norms over the
- * whole width of q and k. */
-static enum status read_minimax_m2(const struct json *j, struct model_config *c, struct err *err)
-{
-    TRY(family_experts(j, "num_local_experts", "intermediate_size", c, err));
-    c->scoring = MOE_SIGMOID;
-    c->renormalise = c->correction = true;
-    c->qk_norm = QK_NORM_WIDTH;
-    int64_t rotated = json_get_int(j, "rotary_dim", c->head_dim);
-    TRY(family_positive("rotary_dim", rotated, c->head_dim, err));
-    c->partial_rotary = (float)rotated / (float)c->head_dim;
-    return OK;
-}
-
 /* Every n-th layer of a range has experts. The correction affects only which experts are picked. */
 static enum status read_ernie_moe(const struct json *j, struct model_config *c, struct err *err)
 {
@@ -242,53 +182,6 @@ static enum status read_hunyuan_moe(const struct json *j, struct model_config *c
     c->scoring = MOE_SOFTMAX_TOPK;
     c->renormalise = true;
     return family_hunyuan_attention(j, c, err);
-}
-
-static enum status read_hy_v3(const struct json *j, struct model_config *c, struct err *err)
-{
-    TRY(family_experts(j, "num_experts", "moe_intermediate_size", c, err));
-    TRY(family_shared_experts(j, "num_shared_experts", c, err));
-    TRY(family_dense_layers(j, json_get_int(j, "first_k_dense_replace", 1), c, err));
-    TRY(family_routing_v3(j, c, err));
-    c->renormalise = true;
-    c->routed_scale = (float)json_get_number(j, "router_scaling_factor", 1.0);
-    c->q_bias = c->o_bias = json_get_bool(j, "attention_bias", false);
-    c->mlp_bias = json_get_bool(j, "mlp_bias", false);
-    c->qk_norm = QK_NORM_HEAD;
-    return OK;
-}
-
-static enum status read_exaone_moe(const struct json *j, struct model_config *c, struct err *err)
-{
-    TRY(family_experts(j, "num_experts", "moe_intermediate_size", c, err));
-    TRY(family_shared_experts(j, "num_shared_experts", c, err));
-    TRY(family_dense_layers(j, json_get_int(j, "first_k_dense_replace", 1), c, err));
-    TRY(family_routing_v3(j, c, err));
-    return family_exaone_attention(j, c, err);
-}
-
-static enum status read_glm4_moe(const struct json *j, struct model_config *c, struct err *err)
-{
-    c->q_bias = json_get_bool(j, "attention_bias", false);
-    if (json_get_bool(j, "use_qk_norm", false)) {
-        c->qk_norm = QK_NORM_HEAD;
-    } else {
-        c->qk_norm = QK_NORM_NONE;
-    }
-    c->partial_rotary = 0.5f;
-    TRY(family_experts(j, "n_routed_experts", "moe_intermediate_size", c, err));
-    TRY(family_dense_layers(j, json_get_int(j, "first_k_dense_replace", 1), c, err));
-    TRY(family_shared_experts(j, "n_shared_experts", c, err));
-    return family_routing_v3(j, c, err);
-}
-
-/* The same without norms of q and k, dense layers, and unrotated elements. */
-static enum status read_solar_open(const struct json *j, struct model_config *c, struct err *err)
-{
-    c->q_bias = json_get_bool(j, "attention_bias", false);
-    TRY(family_experts(j, "n_routed_experts", "moe_intermediate_size", c, err));
-    TRY(family_shared_experts(j, "n_shared_experts", c, err));
-    return family_routing_v3(j, c, err);
 }
 
 /* Layers with positions see only a chunk, and norm q and k after the rotation. Layers without
@@ -380,21 +273,6 @@ static const struct family rows[] = {
      read_qwen3_moe},
     {"qwen3_vl_moe_text", &qwen3_vl_moe_names, QWEN3_VL_MOE, read_qwen3_vl_moe},
     {"qwen3_vl_moe", &qwen3_vl_moe_names, QWEN3_VL_MOE, read_qwen3_vl_moe},
-    {"minimax_m2", &minimax_m2_names,
-     "{\"eos_token_id\":200020,\"num_key_value_heads\":8,\"head_dim\":128,"
-     "\"max_position_embeddings\":196608,\"num_local_experts\":256,\"num_experts_per_tok\":8,"
-     "\"rope_theta\":5000000}",
-     read_minimax_m2},
-    {"glm4_moe", &glm4_moe_names,
-     "{\"num_key_value_heads\":8,\"max_position_embeddings\":131072,\"rms_norm_eps\":1e-5,"
-     "\"n_shared_experts\":1,\"num_experts_per_tok\":8,"
-     "\"moe_intermediate_size\":1408,\"num_nextn_predict_layers\":1}",
-     read_glm4_moe},
-    {"solar_open", &glm4_moe_names,
-     "{\"num_key_value_heads\":8,\"head_dim\":128,\"max_position_embeddings\":131072,"
-     "\"rms_norm_eps\":1e-5,\"rope_theta\":1000000,\"n_shared_experts\":1,"
-     "\"num_experts_per_tok\":8,\"moe_intermediate_size\":1280}",
-     read_solar_open},
     {"llama4_text", &llama4_names, LLAMA4_DEFAULTS, read_llama4},
     {"llama4", &llama4_names, LLAMA4_DEFAULTS, read_llama4},
     {"gpt_oss", &gpt_oss_names,
@@ -413,17 +291,5 @@ static const struct family rows[] = {
      "{\"eos_token_id\":2,\"rms_norm_eps\":1e-5,\"rope_alpha_of_class\":true,"
      "\"num_experts\":1,\"moe_topk\":1}",
      read_hunyuan_moe},
-    {"hy_v3", &hy_v3_names,
-     "{\"num_key_value_heads\":8,\"head_dim\":128,\"max_position_embeddings\":131072,"
-     "\"rms_norm_eps\":1e-5,\"rope_theta\":11158840,\"moe_intermediate_size\":1536,"
-     "\"num_experts\":192,\"num_experts_per_tok\":8,\"num_shared_experts\":1,"
-     "\"router_scaling_factor\":2.826}",
-     read_hy_v3},
-    {"exaone_moe", &exaone_moe_names,
-     "{\"eos_token_id\":53,"
-     "\"rms_norm_eps\":1e-5,\"sliding_window\":4096,\"moe_intermediate_size\":1024,"
-     "\"num_experts\":64,\"num_experts_per_tok\":8,\"num_shared_experts\":1,"
-     "\"routed_scaling_factor\":2.5}",
-     read_exaone_moe},
 };
 const struct family_table families_moe = {rows, sizeof rows / sizeof rows[0]};

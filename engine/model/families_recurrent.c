@@ -4,9 +4,6 @@
 #include "engine/base/json.h"
 #include "engine/model/family_parts.h"
 
-#define SHARED_EXPERT_NAMES                                                                        \
-    .shared_gate = "mlp.shared_expert.gate_proj", .shared_up = "mlp.shared_expert.up_proj",        \
-    .shared_down = "mlp.shared_expert.down_proj", .shared_router = "mlp.shared_expert_gate"
 #define DELTA_NET_NAMES                                                                            \
     .conv = "linear_attn.conv1d", .a_log = "linear_attn.A_log", .dt_bias = "linear_attn.dt_bias",  \
     .norm = "linear_attn.norm", .out = "linear_attn.out_proj"

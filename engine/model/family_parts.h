@@ -21,6 +21,12 @@
 #define SHARED_NAMES                                                                               \
     .shared_gate = "mlp.shared_experts.gate_proj", .shared_up = "mlp.shared_experts.up_proj",      \
     .shared_down = "mlp.shared_experts.down_proj"
+#define SHARED_EXPERT_NAMES                                                                        \
+    .shared_gate = "mlp.shared_expert.gate_proj", .shared_up = "mlp.shared_expert.up_proj",        \
+    .shared_down = "mlp.shared_expert.down_proj", .shared_router = "mlp.shared_expert_gate"
+#define SHARED_MLP_NAMES                                                                           \
+    .shared_gate = "mlp.shared_mlp.gate_proj", .shared_up = "mlp.shared_mlp.up_proj",              \
+    .shared_down = "mlp.shared_mlp.down_proj"
 
 extern const struct tensor_names llama_names;
 
@@ -28,8 +34,8 @@ struct family_table {
     const struct family *rows;
     size_t n;
 };
-extern const struct family_table families_dense, families_gemma, families_moe, families_mla,
-    families_recurrent, families_mamba;
+extern const struct family_table families_dense, families_gemma, families_moe, families_sigmoid,
+    families_mla, families_recurrent, families_mamba;
 
 /* The first two apply sliding_window to all layers, or to the even ones. The third removes it again
  * unless use_sliding_window is set. */
