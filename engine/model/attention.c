@@ -9,8 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* With a gate, q's tensor holds the queries of a head, then its gates, then those of the next head.
- * The gates are moved after the values. */
+/* With gates in q's tensor, it holds the queries of a head, then its gates, then those of the next
+ * head. The gates are moved after the values. */
 static enum status load_gated_qkv(struct loader *l, int32_t layer, struct layer_weights *w)
 {
     const struct model_config *c = l->c;
@@ -49,7 +49,8 @@ static int64_t input_width(const struct model_config *c)
 }
 
 /* Queries, keys and values are stacked into one product, with this rank's heads of each. A file
- * stores them separately or fused. A layer that reads another layer's keys has only queries. */
+ * stores them separately or fused. A layer that reads another layer's keys has only queries. Gates
+ * with a tensor of their own follow the values. */
 static enum status load_qkv(struct loader *l, int32_t layer, struct layer_weights *w)
 {
     const struct model_config *c = l->c;
@@ -60,7 +61,7 @@ static enum status load_qkv(struct loader *l, int32_t layer, struct layer_weight
     int64_t hd = lc->head_dim, q_all = c->n_heads * hd, kv_all = lc->n_kv_heads * hd;
     int64_t q_first = s->first_head * hd, q_n = s->n_heads * hd;
     int64_t kv_first = share.first_kv_head * hd, kv_n = share.n_kv_heads * hd;
-    char q[NAME_BYTES], k[NAME_BYTES], v[NAME_BYTES];
+    char q[NAME_BYTES], k[NAME_BYTES], v[NAME_BYTES], gate[NAME_BYTES];
     const int64_t n_in = input_width(c);
     struct stack st = {.n = 3, .n_in = n_in, .n_cols = n_in, .bias = c->q_bias, .adapts = true};
     if (names->qkv) {
@@ -76,6 +77,13 @@ static enum status load_qkv(struct loader *l, int32_t layer, struct layer_weight
         st.pieces[0] = (struct piece){q, q_all, q_first, q_n};
         st.pieces[1] = (struct piece){k, kv_all, kv_first, kv_n};
         st.pieces[2] = (struct piece){v, kv_all, kv_first, kv_n};
+    }
+    if (c->attn_gate != ATTN_GATE_NONE) {
+        const int64_t width = c->attn_gate == ATTN_GATE_HEADS ? 1 : hd;
+        part_layer_name(names->attn_gate, layer, gate);
+        st.pieces[st.n++] =
+            (struct piece){gate, c->n_heads * width, s->first_head * width, s->n_heads * width};
+        st.n_unbiased = 1;
     }
     if (lc->kv_of != layer) { // some files contain a k and a v that no layer reads
         st.n = 1;
@@ -353,7 +361,8 @@ enum status load_attention(struct loader *l, int32_t layer, struct layer_weights
     if (l->c->kv_lora) {
         return load_mla(l, layer, w);
     }
-    TRY(l->c->attn_gate == ATTN_GATE_WIDE ? load_gated_qkv(l, layer, w) : load_qkv(l, layer, w));
+    const bool within_q = l->c->attn_gate == ATTN_GATE_WIDE && !l->c->names->attn_gate;
+    TRY(within_q ? load_gated_qkv(l, layer, w) : load_qkv(l, layer, w));
     TRY(load_qk_norms(l, layer, w));
     TRY(load_o(l, layer, l->c->layers[layer].head_dim, w));
     return load_sinks(l, layer, w);

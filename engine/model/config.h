@@ -59,9 +59,9 @@ struct index_config {
 /* Where the norms around a sub-layer f are: f(norm(x)), norm(f(norm(x))), or norm(f(x)). */
 enum norm_place { NORM_PRE, NORM_SANDWICH, NORM_POST };
 
-/* Sigmoid gates of the heads' outputs. WIDE: a gate for each element, stored in q's tensor after
- * the queries of each head. HEADS: a gate for each head, in a separate tensor (MLA without
- * q_lora). */
+/* Sigmoid gates of the heads' outputs. WIDE: a gate for each element, in a separate tensor or, if
+ * it has no name, in q's after the queries of each head. HEADS: a gate for each head, in a separate
+ * tensor (not MLA with q_lora). */
 enum attn_gate { ATTN_GATE_NONE, ATTN_GATE_WIDE, ATTN_GATE_HEADS };
 
 /* A head drafts from the hidden states of another model, the target (head.h). */

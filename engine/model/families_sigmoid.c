@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Families with plain attention and experts that are picked by sigmoids, mostly as in DeepSeek V3: a
- * correction affects only the picks. */
+/* Families with plain attention and experts that are picked by sigmoids, mostly as in DeepSeek V3:
+ * a correction affects only the picks. */
 #include "engine/base/json.h"
 #include "engine/model/family_parts.h"
+
+#include <math.h>
 
 static const struct tensor_names minimax_m2_names = {
     BASE_NAMES,
@@ -39,6 +41,23 @@ static const struct tensor_names glm4_moe_names = {BASE_NAMES,
                                                    SHARED_NAMES,
                                                    .correction =
                                                        "mlp.gate.e_score_correction_bias"};
+
+static const struct tensor_names afmoe_names = {QKV_NAMES,
+                                                QK_NORM_NAMES,
+                                                FFN_NAMES,
+                                                EACH_EXPERT_NAMES,
+                                                SHARED_NAMES,
+                                                .embed = "model.embed_tokens",
+                                                .final_norm = "model.norm",
+                                                .head = "lm_head",
+                                                .attn_norm = "input_layernorm",
+                                                .attn_post_norm = "post_attention_layernorm",
+                                                .ffn_norm = "pre_mlp_layernorm",
+                                                .ffn_post_norm = "post_mlp_layernorm",
+                                                .o = "self_attn.o_proj",
+                                                .attn_gate = "self_attn.gate_proj",
+                                                .router = "mlp.router.gate",
+                                                .correction = "mlp.expert_bias"};
 
 /* Norms over the whole width of q and k. */
 static enum status read_minimax_m2(const struct json *j, struct model_config *c, struct err *err)
@@ -100,6 +119,27 @@ static enum status read_solar_open(const struct json *j, struct model_config *c,
     return family_routing_v3(j, c, err);
 }
 
+/* Gated attention between two norms, where only layers with a window have positions. */
+static enum status read_afmoe(const struct json *j, struct model_config *c, struct err *err)
+{
+    TRY(family_experts(j, "num_experts", "moe_intermediate_size", c, err));
+    TRY(family_shared_experts(j, "num_shared_experts", c, err));
+    TRY(family_dense_layers(j, json_get_int(j, "num_dense_layers", 1), c, err));
+    c->scoring = MOE_SIGMOID;
+    c->renormalise = c->correction = true;
+    c->routed_scale = (float)json_get_number(j, "route_scale", 1.0);
+    c->norm_place = NORM_SANDWICH;
+    c->attn_gate = ATTN_GATE_WIDE;
+    c->qk_norm = QK_NORM_HEAD;
+    c->q_bias = c->o_bias = json_get_bool(j, "attention_bias", false);
+    c->full_without_rope = true;
+    family_window_but_every(j, json_get_int(j, "global_attn_every_n_layers", 4), c);
+    if (json_get_bool(j, "mup_enabled", false)) {
+        c->embed_scale = sqrtf((float)c->hidden);
+    }
+    return OK;
+}
+
 static const struct family rows[] = {
     {"minimax_m2", &minimax_m2_names,
      "{\"eos_token_id\":200020,\"num_key_value_heads\":8,\"head_dim\":128,"
@@ -128,5 +168,10 @@ static const struct family rows[] = {
      "\"num_experts\":64,\"num_experts_per_tok\":8,\"num_shared_experts\":1,"
      "\"routed_scaling_factor\":2.5}",
      read_exaone_moe},
+    {"afmoe", &afmoe_names,
+     "{\"head_dim\":128,\"max_position_embeddings\":16384,\"rms_norm_eps\":1e-5,"
+     "\"sliding_window\":1024,\"moe_intermediate_size\":1408,\"num_experts\":64,"
+     "\"num_experts_per_tok\":6,\"num_shared_experts\":2}",
+     read_afmoe},
 };
 const struct family_table families_sigmoid = {rows, sizeof rows / sizeof rows[0]};

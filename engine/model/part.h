@@ -37,7 +37,7 @@ struct loader {
     uint64_t seed;
 };
 
-enum { MAX_STACK = 3 };
+enum { MAX_STACK = 4 };
 
 /* Rows [first, first + n) of one tensor, as a piece of a stacked matrix. */
 struct piece {
@@ -52,8 +52,9 @@ struct stack {
     int32_t n;
     int64_t n_in, first_col, n_cols; // the columns to read; n_in is the tensor's width
     bool bias;
-    bool stays_plain; // --quantization does not apply: routers, heads
-    bool adapts;      // adapters may change it; whoever multiplies by it passes its pair
+    int32_t n_unbiased; // number of pieces at the end that have none, although the others do
+    bool stays_plain;   // --quantization does not apply: routers, heads
+    bool adapts;        // adapters may change it; whoever multiplies by it passes its pair
     int32_t k_segments;
     struct column_runs runs; // of the tensors' columns
 };

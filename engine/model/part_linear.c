@@ -12,15 +12,21 @@
  * together. */
 enum { TP_SEGMENTS = 4 };
 
-/* Concatenates all pieces' biases into one fp32 vector, which the caller frees. */
-static enum status join_biases(struct loader *l, const struct piece *pieces, int32_t n,
+/* Concatenates all pieces' biases into one fp32 vector, which the caller frees. Pieces without one
+ * get zeros. */
+static enum status join_biases(struct loader *l, const struct stack *s, const struct piece *pieces,
                                int64_t n_out, float *joined)
 {
     int64_t at = 0;
-    for (int32_t i = 0; i < n; i++) {
+    for (int32_t i = 0; i < s->n; i++) {
         const struct piece *p = &pieces[i];
         struct weight_part bias;
         char name[NAME_BYTES];
+        if (i >= s->n - s->n_unbiased) {
+            memset(joined + at, 0, (size_t)p->n * sizeof *joined);
+            at += p->n;
+            continue;
+        }
         snprintf(name, sizeof name, "%s.bias", p->base);
         TRY(part_of(l, name, &p->total_rows, 1, &bias));
         part_dummy_vector(l, &bias, false);
@@ -66,7 +72,7 @@ enum status part_linear(struct loader *l, const struct stack *s, enum dtype dtyp
     float *joined = s->bias ? xmalloc((size_t)n_out * sizeof *joined) : NULL;
     enum status st = join_pieces(l, s, pieces, parts);
     if (st == OK && s->bias) {
-        st = join_biases(l, pieces, s->n, n_out, joined);
+        st = join_biases(l, s, pieces, n_out, joined);
         bias = weight_part_plain(joined, DT_F32, 1, n_out, n_out);
     }
     struct weight_desc d = {.name = pieces[0].base,

@@ -31,6 +31,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import choices_dense
 import choices_experts
 import choices_layers
+import choices_sigmoid
 import choices_states
 import forms
 from families import COMMON
@@ -44,6 +45,7 @@ FAMILIES = {
     **choices_dense.FAMILIES,
     **choices_experts.FAMILIES,
     **choices_layers.FAMILIES,
+    **choices_sigmoid.FAMILIES,
     **STATES,
 }
 # Architectures that transformers has, under the names that released checkpoints with their own code use.
@@ -72,7 +74,8 @@ OPTIONAL = (
     "attention_multiplier query_pre_attn_scalar attn_logit_softcapping final_logit_softcapping "
     "no_rope_layers layer_types max_window_layers routed_scaling_factor norm_topk_prob "
     "attention_out_bias sliding_window_pattern mlp_layer_types moe_num_shared_experts "
-    "num_shared_experts router_scaling_factor first_k_dense_replace moe_layer_start_index"
+    "num_shared_experts router_scaling_factor first_k_dense_replace moe_layer_start_index "
+    "num_dense_layers global_attn_every_n_layers route_scale mup_enabled"
 ).split()
 
 

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random configurations of families with experts that are picked by sigmoids: functions of a random.Random."""
+
+from choices import WINDOW, heads, layer_types, rope
+from choices_experts import picked
+
+
+def afmoe(rng):
+    c = heads(rng)
+    n, k = picked(rng)
+    c.update(
+        attention_bias=rng.random() < 0.3,
+        moe_intermediate_size=rng.choice([24, 40]),
+        mup_enabled=rng.random() < 0.5,
+        num_dense_layers=rng.choice([0, 1, 2]),
+        num_experts=n,
+        num_experts_per_tok=k,
+        num_shared_experts=rng.choice([1, 2]),
+        global_attn_every_n_layers=rng.choice([2, 3, 4]),
+        route_scale=rng.choice([1.0, 2.826]),
+        sliding_window=WINDOW,
+    )
+    if rng.random() < 0.6:
+        c["layer_types"] = layer_types(rng, c["num_hidden_layers"])
+    c["rope_parameters"] = rope(rng, c["head_dim"], ("default", "linear", "yarn"))
+    return c
+
+
+FAMILIES = {
+    "afmoe": afmoe,
+}
