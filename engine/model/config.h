@@ -42,8 +42,9 @@ struct layer_config {
     int32_t state; // index among the layers with a recurrent state; -1: the layer has none
     struct query_growth growth;
     bool moe;
-    bool no_ffn; // the layer has only attention or a state; a layer with neither has only a
-                 // feed-forward part
+    float ffn_out_scale; // as attn_out_scale
+    bool no_ffn;         // the layer has only attention or a state; a layer with neither has only a
+                         // feed-forward part
 };
 
 /* Sparse attention: an indexer picks the keys that the rows of a layer attend to. A layer without
@@ -116,7 +117,7 @@ struct model_config {
 
     float embed_scale, residual_scale, logit_scale, final_softcap;
     // Each overrides residual_scale; 0: does not.
-    float attn_out_scale, state_out_scale, ffn_out_scale;
+    float attn_out_scale, state_out_scale;
     float ffn_gate_scale;     // multiplies an MLP's gates before the activation; 0: none
     bool embed_scale_rounded; // embed_scale is rounded to the dtype that the model runs in
 

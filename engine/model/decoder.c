@@ -233,7 +233,7 @@ static enum status layer_forward(struct flow *f, int32_t layer)
         TRY(flow_join_norm(f, w->ffn_norm, w->ffn_norm_bias, decoder_ffn_is_one_op(f, layer), &in));
     }
     TRY(decoder_ffn(f, layer, in));
-    scale_delta(f, c->ffn_out_scale);
+    scale_delta(f, lc->ffn_out_scale);
     if (w->input_gate) {
         TRY(layer_input(f, layer));
     }

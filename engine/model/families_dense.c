@@ -11,15 +11,7 @@ static const struct tensor_names phi3_names = {BASE_NAMES, .qkv = "self_attn.qkv
                                                .gate_up = "mlp.gate_up_proj",
                                                .down = "mlp.down_proj"};
 
-static const struct tensor_names olmo2_names = {QKV_NAMES,
-                                                FFN_NAMES,
-                                                QK_NORM_NAMES,
-                                                .embed = "model.embed_tokens",
-                                                .final_norm = "model.norm",
-                                                .head = "lm_head",
-                                                .o = "self_attn.o_proj",
-                                                .attn_post_norm = "post_attention_layernorm",
-                                                .ffn_post_norm = "post_feedforward_layernorm"};
+static const struct tensor_names olmo2_names = {OLMO2_NAMES, FFN_NAMES};
 
 static const struct tensor_names starcoder2_names = {BASE_NAMES, QKV_NAMES, .up = "mlp.c_fc",
                                                      .down = "mlp.c_proj"};
@@ -128,7 +120,7 @@ static enum status read_phi3(const struct json *j, struct model_config *c, struc
     return OK;
 }
 
-static enum status read_olmo2(const struct json *j, struct model_config *c, struct err *err)
+enum status family_olmo2(const struct json *j, struct model_config *c, struct err *err)
 {
     (void)err;
     c->q_bias = c->o_bias = json_get_bool(j, "attention_bias", false);
@@ -139,14 +131,13 @@ static enum status read_olmo2(const struct json *j, struct model_config *c, stru
 
 static enum status read_olmo3(const struct json *j, struct model_config *c, struct err *err)
 {
-    TRY(read_olmo2(j, c, err));
+    TRY(family_olmo2(j, c, err));
     c->n_ropes = 2; // a scaling applies to the full-attention layers only
     family_window_but_every(j, 4, c);
     return OK;
 }
 
-/* Both sub-layers read the same norm, and only sliding layers have positions. */
-static enum status read_cohere2(const struct json *j, struct model_config *c, struct err *err)
+enum status family_cohere(const struct json *j, struct model_config *c, struct err *err)
 {
     (void)err;
     c->q_bias = c->o_bias = json_get_bool(j, "attention_bias", false);
@@ -154,9 +145,16 @@ static enum status read_cohere2(const struct json *j, struct model_config *c, st
     c->norm_eps = (float)json_get_number(j, "layer_norm_eps", 1e-5);
     c->parallel_residual = true;
     c->rope[0].desc.interleaved = true;
-    c->full_without_rope = true;
     c->logit_scale = (float)json_get_number(j, "logit_scale", 0.0625);
     c->tied = true;
+    return OK;
+}
+
+/* Only sliding layers have positions. */
+static enum status read_cohere2(const struct json *j, struct model_config *c, struct err *err)
+{
+    TRY(family_cohere(j, c, err));
+    c->full_without_rope = true;
     family_window_but_every(j, json_get_int(j, "sliding_window_pattern", 4), c);
     return OK;
 }
@@ -296,7 +294,7 @@ static const struct family rows[] = {
      "{\"eos_token_id\":32000,\"max_position_embeddings\":4096,\"rms_norm_eps\":1e-5,"
      "\"original_max_position_embeddings\":4096}",
      read_phi3},
-    {"olmo2", &olmo2_names, "{\"eos_token_id\":50279,\"rms_norm_eps\":1e-5}", read_olmo2},
+    {"olmo2", &olmo2_names, "{\"eos_token_id\":50279,\"rms_norm_eps\":1e-5}", family_olmo2},
     {"olmo3", &olmo2_names,
      "{\"eos_token_id\":50279,\"rms_norm_eps\":1e-5,\"rope_theta\":500000,"
      "\"rope_local_base_freq\":500000,\"sliding_window\":4096}",

@@ -18,17 +18,10 @@ static const struct state_names conv_names = {
     .in = "conv.in_proj", .conv = "conv.conv", .out = "conv.out_proj"};
 
 static const struct tensor_names granite_names = {
-    BASE_NAMES, QKV_NAMES, .gate_up = "shared_mlp.input_linear", .down = "shared_mlp.output_linear",
-    .router = "block_sparse_moe.router.layer",
-    .experts_gate_up = "block_sparse_moe.input_linear.weight",
-    .experts_down = "block_sparse_moe.output_linear.weight", .experts_form = EXPERTS_ROWS,
-    .shared_gate_up = "shared_mlp.input_linear", .shared_down = "shared_mlp.output_linear",
+    BASE_NAMES, QKV_NAMES, GRANITE_MOE_NAMES, .gate_up = "shared_mlp.input_linear",
+    .down = "shared_mlp.output_linear", .state = &mamba_names,
     /* Only GGUF files use these names. */
-    .gate = "shared_mlp.gate_proj", .up = "shared_mlp.up_proj",
-    .shared_gate = "shared_mlp.gate_proj", .shared_up = "shared_mlp.up_proj",
-    .expert_gate = "block_sparse_moe.experts.%d.gate_proj",
-    .expert_up = "block_sparse_moe.experts.%d.up_proj",
-    .expert_down = "block_sparse_moe.experts.%d.down_proj", .state = &mamba_names};
+    .gate = "shared_mlp.gate_proj", .up = "shared_mlp.up_proj"};
 
 #define FEED_FORWARD_NAMES                                                                         \
     .embed = "model.embed_tokens", .final_norm = "model.final_layernorm", .head = "lm_head",       \
@@ -193,10 +186,7 @@ static enum status read_granite_hybrid(const struct json *j, struct model_config
         family_ffn(c, shared);
         return OK;
     }
-    TRY(family_experts(j, "num_local_experts", "intermediate_size", c, err));
-    c->shared_ffn = shared;
-    c->scoring = MOE_TOPK_SOFTMAX;
-    return OK;
+    return family_granite_experts(j, c, err);
 }
 
 /* Half of each attention head is rotated. */
@@ -257,7 +247,9 @@ static enum status read_falcon_h1(const struct json *j, struct model_config *c, 
     c->attn_out_scale = factor(j, "attention_out_multiplier") * attn;
     c->attn_scale *= factor(j, "key_multiplier") * attn * attn;
     c->ffn_gate_scale = mlp[0];
-    c->ffn_out_scale = mlp[1];
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        c->layers[i].ffn_out_scale = mlp[1];
+    }
     c->embed_scale = factor(j, "embedding_multiplier");
     c->logit_scale = factor(j, "lm_head_multiplier");
     for (int32_t i = 0; i < c->n_layers; i++) {

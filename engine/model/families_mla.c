@@ -235,6 +235,15 @@ static const struct family rows[] = {
      "\"max_position_embeddings\":202752,\"q_lora_rank\":2048,\"qk_nope_head_dim\":192,"
      "\"v_head_dim\":256,\"index_n_heads\":32,\"indexer_rope_interleave\":true}",
      read_sparse},
+    {"sarvam_mla", &deepseek_names,
+     "{\"eos_token_id\":1,\"max_position_embeddings\":4096,\"kv_lora_rank\":512,"
+     "\"qk_rope_head_dim\":64,\"qk_nope_head_dim\":128,\"v_head_dim\":128,"
+     "\"n_routed_experts\":128,\"n_shared_experts\":1,\"first_k_dense_replace\":1,"
+     "\"num_experts_per_tok\":8,\"moe_intermediate_size\":2048,\"routed_scaling_factor\":2.5,"
+     "\"other_keys\":{\"num_experts\":\"n_routed_experts\","
+     "\"num_local_experts\":\"n_routed_experts\","
+     "\"num_shared_experts\":\"n_shared_experts\"}}",
+     read_deepseek_v3},
     {"glm4_moe_lite", &deepseek_names,
      "{\"eos_token_id\":1,\"rms_norm_eps\":1e-5,\"max_position_embeddings\":202752,"
      "\"kv_lora_rank\":512,\"q_lora_rank\":768,\"qk_rope_head_dim\":64,\"qk_nope_head_dim\":192,"

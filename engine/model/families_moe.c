@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Families with plain attention and experts, most of which are picked by a softmax. */
 #include "engine/base/json.h"
+#include "engine/base/optional.h"
 #include "engine/model/family_parts.h"
+
+#include <string.h>
 
 static const struct tensor_names mixtral_names = {BASE_NAMES,
                                                   QKV_NAMES,
@@ -18,6 +21,13 @@ static const struct tensor_names qwen3_moe_names = {BASE_NAMES, QKV_NAMES, FFN_N
 
 static const struct tensor_names qwen3_vl_moe_names = {
     BASE_NAMES, QKV_NAMES, FFN_NAMES, QK_NORM_NAMES, EXPERT_NAMES, .experts_form = EXPERTS_COLUMNS};
+
+static const struct tensor_names granite_moe_names = {BASE_NAMES, QKV_NAMES, GRANITE_MOE_NAMES};
+
+static const struct tensor_names flex_olmo_names = {OLMO2_NAMES, EXPERT_NAMES};
+
+static const struct tensor_names cohere2_moe_names = {BASE_NAMES, QKV_NAMES, FFN_NAMES,
+                                                      EXPERT_NAMES, SHARED_NAMES};
 
 static const struct tensor_names gpt_oss_names = {
     BASE_NAMES, QKV_NAMES, .sinks = "self_attn.sinks", .router = "mlp.router",
@@ -184,6 +194,132 @@ static enum status read_hunyuan_moe(const struct json *j, struct model_config *c
     return family_hunyuan_attention(j, c, err);
 }
 
+static enum status read_granite_moe(const struct json *j, struct model_config *c, struct err *err)
+{
+    TRY(family_granite(j, c, err));
+    return family_granite_experts(j, c, err);
+}
+
+enum status family_granite_experts(const struct json *j, struct model_config *c, struct err *err)
+{
+    const int64_t shared = json_get_int(j, "shared_intermediate_size", 0);
+    TRY(family_experts(j, "num_local_experts", "intermediate_size", c, err));
+    if (shared != 0) {
+        TRY(family_positive("shared_intermediate_size", shared, 1 << 22, err));
+    }
+    c->shared_ffn = (int32_t)shared;
+    c->scoring = MOE_TOPK_SOFTMAX;
+    return OK;
+}
+
+/* Experts as in Qwen 3. */
+static enum status olmo_experts(const struct json *j, struct model_config *c, struct err *err)
+{
+    TRY(family_experts(j, "num_experts", "intermediate_size", c, err));
+    c->renormalise = json_get_bool(j, "norm_topk_prob", false);
+    return OK;
+}
+
+/* Norms over the whole width of q and k. */
+static enum status read_olmoe(const struct json *j, struct model_config *c, struct err *err)
+{
+    if (json_type(json_get(j, "clip_qkv")) != JSON_NULL) {
+        return err_set(err, ERR_UNSUPPORTED, "config.json: clip_qkv is not supported");
+    }
+    c->q_bias = c->o_bias = json_get_bool(j, "attention_bias", false);
+    c->qk_norm = QK_NORM_WIDTH;
+    return olmo_experts(j, c, err);
+}
+
+static enum status read_flex_olmo(const struct json *j, struct model_config *c, struct err *err)
+{
+    TRY(family_olmo2(j, c, err));
+    return olmo_experts(j, c, err);
+}
+
+/* Qwen 3's layers, of which those with a window have a rope of their own. */
+static enum status read_mellum(const struct json *j, struct model_config *c, struct err *err)
+{
+    c->q_bias = c->o_bias = json_get_bool(j, "attention_bias", false);
+    c->qk_norm = QK_NORM_HEAD;
+    TRY(family_experts(j, "num_local_experts", "moe_intermediate_size", c, err));
+    c->renormalise = json_get_bool(j, "norm_topk_prob", true);
+    return family_dense_layers(j, 0, c, err);
+}
+
+/* Layers with a window have positions. If the prefix's pattern is 1, its dense layers have them,
+ * too. */
+static enum status cohere2_ropes(const struct json *j, struct model_config *c, struct err *err)
+{
+    const bool prefix = json_get_int(j, "prefix_dense_sliding_window_pattern", 1) == 1;
+    (void)err;
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        struct layer_config *l = &c->layers[i];
+        l->rope = l->window > 0 || (prefix && !l->moe) ? 0 : -1;
+    }
+    return OK;
+}
+
+/* Every n-th layer of the prefix, and every m-th layer after it, counted from its end, has no
+ * window. */
+static void cohere2_windows(const struct json *j, struct model_config *c)
+{
+    const int64_t dense = json_get_int(j, "first_k_dense_replace", 0);
+    const int64_t n = json_get_int(j, "prefix_dense_sliding_window_pattern", 1);
+    const int64_t m = json_get_int(j, "sliding_window_pattern", 4);
+    family_window_on_all(j, c);
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        const int64_t at = i < dense ? i : i - dense, every = i < dense ? n : m;
+        if (every > 0 && (at + 1) % every == 0) {
+            c->layers[i].window = 0;
+        }
+    }
+}
+
+/* The shared expert's output is added, or averaged with that of the others. */
+static enum status cohere2_experts(const struct json *j, struct model_config *c, struct err *err)
+{
+    const char *scores = json_get_string(j, "expert_selection_fn");
+    const char *join = json_get_string(j, "shared_expert_combination_strategy");
+    TRY(family_experts(j, "num_experts", "intermediate_size", c, err));
+    TRY(family_shared_experts(j, "num_shared_experts", c, err));
+    TRY(family_dense_layers(j, json_get_int(j, "first_k_dense_replace", 0), c, err));
+    if (strcmp(or_text(scores, "softmax"), "softmax") == 0) {
+        c->scoring = MOE_TOPK_SOFTMAX;
+    } else if (strcmp(scores, "sigmoid") == 0) {
+        c->scoring = MOE_SIGMOID;
+        c->renormalise = json_get_bool(j, "norm_topk_prob", true);
+    } else {
+        return err_set(err, ERR_UNSUPPORTED, "config.json: unknown expert_selection_fn '%s'",
+                       scores);
+    }
+    if (strcmp(or_text(join, "average"), "average") == 0) {
+        for (int32_t i = 0; i < c->n_layers && c->shared_ffn > 0; i++) {
+            c->layers[i].ffn_out_scale = c->layers[i].moe ? 0.5f : 0.0f;
+        }
+    } else if (strcmp(join, "sum") != 0) {
+        return err_set(err, ERR_UNSUPPORTED,
+                       "config.json: unknown shared_expert_combination_strategy '%s'", join);
+    }
+    return OK;
+}
+
+static enum status read_cohere2_moe(const struct json *j, struct model_config *c, struct err *err)
+{
+    TRY(family_cohere(j, c, err));
+    if (json_is(json_get(j, "rms_norm_eps"), JSON_NUMBER)) {
+        c->norm_kind = NORM_RMS;
+        c->norm_eps = (float)json_get_number(j, "rms_norm_eps", 1e-6);
+    }
+    TRY(cohere2_experts(j, c, err));
+    const int64_t dense = json_get_int(j, "prefix_dense_intermediate_size", c->ffn);
+    TRY(family_positive("prefix_dense_intermediate_size", dense, 1 << 22, err));
+    c->ffn = (int32_t)dense;
+    cohere2_windows(j, c);
+    c->read_layers = cohere2_ropes;
+    return OK;
+}
+
 /* Layers with positions see only a chunk, and norm q and k after the rotation. Layers without
  * positions see everything, and scale their queries by position. */
 static enum status llama4_layers(const struct json *j, struct model_config *c, struct err *err)
@@ -254,6 +390,15 @@ static enum status read_llama4(const struct json *j, struct model_config *c, str
     "\"max_position_embeddings\":131072,\"rope_theta\":500000,\"num_local_experts\":16,"           \
     "\"num_experts_per_tok\":1,\"attention_chunk_size\":8192}"
 
+#define GRANITE_MOE                                                                                \
+    "{\"eos_token_id\":2,\"attention_multiplier\":1,\"num_local_experts\":8,"                      \
+    "\"num_experts_per_tok\":2}"
+
+/* The thinker's text part. */
+#define QWEN3_OMNI_MOE                                                                             \
+    "{\"num_key_value_heads\":4,\"max_position_embeddings\":32768,\"num_experts\":128,"            \
+    "\"num_experts_per_tok\":8,\"moe_intermediate_size\":768,\"norm_topk_prob\":true}"
+
 #define QWEN3_VL_MOE                                                                               \
     "{\"head_dim\":128,\"max_position_embeddings\":128000,\"rope_theta\":500000,"                  \
     "\"num_experts_per_tok\":4,\"moe_intermediate_size\":1408}"
@@ -273,6 +418,32 @@ static const struct family rows[] = {
      read_qwen3_moe},
     {"qwen3_vl_moe_text", &qwen3_vl_moe_names, QWEN3_VL_MOE, read_qwen3_vl_moe},
     {"qwen3_vl_moe", &qwen3_vl_moe_names, QWEN3_VL_MOE, read_qwen3_vl_moe},
+    {"granitemoe", &granite_moe_names, GRANITE_MOE, read_granite_moe},
+    {"granitemoeshared", &granite_moe_names, GRANITE_MOE, read_granite_moe},
+    {"olmoe", &qwen3_moe_names,
+     "{\"eos_token_id\":50279,\"max_position_embeddings\":4096,\"rms_norm_eps\":1e-5,"
+     "\"num_experts\":64,\"num_experts_per_tok\":8,"
+     "\"other_keys\":{\"num_local_experts\":\"num_experts\"}}",
+     read_olmoe},
+    {"flex_olmo", &flex_olmo_names,
+     "{\"eos_token_id\":100257,\"max_position_embeddings\":4096,\"rope_theta\":500000,"
+     "\"num_experts\":7,\"num_experts_per_tok\":5,"
+     "\"other_keys\":{\"num_local_experts\":\"num_experts\"}}",
+     read_flex_olmo},
+    {"cohere2_moe", &cohere2_moe_names,
+     "{\"eos_token_id\":255001,\"head_dim\":128,\"max_position_embeddings\":8192,"
+     "\"sliding_window\":4096,\"num_experts\":8,\"num_experts_per_tok\":2}",
+     read_cohere2_moe},
+    {"mellum", &qwen3_moe_names,
+     "{\"num_key_value_heads\":4,\"head_dim\":128,\"max_position_embeddings\":131072,"
+     "\"sliding_window\":1024,\"num_local_experts\":64,\"num_experts_per_tok\":8,"
+     "\"other_keys\":{\"num_experts\":\"num_local_experts\"},"
+     "\"moe_intermediate_size\":896,\"rope_of_class\":{"
+     "\"full_attention\":{\"rope_type\":\"default\",\"rope_theta\":500000},"
+     "\"sliding_attention\":{\"rope_type\":\"default\",\"rope_theta\":10000}}}",
+     read_mellum},
+    {"qwen3_omni_moe_text", &qwen3_moe_names, QWEN3_OMNI_MOE, read_qwen3_moe},
+    {"qwen3_omni_moe", &qwen3_moe_names, QWEN3_OMNI_MOE, read_qwen3_moe},
     {"llama4_text", &llama4_names, LLAMA4_DEFAULTS, read_llama4},
     {"llama4", &llama4_names, LLAMA4_DEFAULTS, read_llama4},
     {"gpt_oss", &gpt_oss_names,

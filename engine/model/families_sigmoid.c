@@ -59,6 +59,20 @@ static const struct tensor_names afmoe_names = {QKV_NAMES,
                                                 .router = "mlp.router.gate",
                                                 .correction = "mlp.expert_bias"};
 
+static const struct tensor_names sarvam_names = {FFN_NAMES,
+                                                 EXPERT_NAMES,
+                                                 SHARED_NAMES,
+                                                 .embed = "model.word_embeddings",
+                                                 .final_norm = "model.norm",
+                                                 .head = "lm_head",
+                                                 .attn_norm = "input_layernorm",
+                                                 .ffn_norm = "post_attention_layernorm",
+                                                 .qkv = "attention.query_key_value",
+                                                 .q_norm = "attention.query_layernorm",
+                                                 .k_norm = "attention.key_layernorm",
+                                                 .o = "attention.dense",
+                                                 .correction = "mlp.gate.expert_bias"};
+
 /* Norms over the whole width of q and k. */
 static enum status read_minimax_m2(const struct json *j, struct model_config *c, struct err *err)
 {
@@ -110,7 +124,31 @@ static enum status read_glm4_moe(const struct json *j, struct model_config *c, s
     return family_routing_v3(j, c, err);
 }
 
-/* The same without norms of q and k, dense layers, and unrotated elements. */
+/* The same without unrotated elements. */
+static enum status read_sarvam_moe(const struct json *j, struct model_config *c, struct err *err)
+{
+    TRY(read_glm4_moe(j, c, err));
+    c->partial_rotary = 1.0f;
+    return OK;
+}
+
+/* Qwen 3's attention with windows from max_window_layers on. */
+static enum status read_dots1(const struct json *j, struct model_config *c, struct err *err)
+{
+    c->q_bias = c->o_bias = json_get_bool(j, "attention_bias", false);
+    c->qk_norm = QK_NORM_HEAD;
+    family_window_on_all(j, c);
+    const int64_t full = json_get_int(j, "max_window_layers", 62);
+    for (int32_t i = 0; i < c->n_layers && i < full; i++) {
+        c->layers[i].window = 0;
+    }
+    TRY(family_experts(j, "n_routed_experts", "moe_intermediate_size", c, err));
+    TRY(family_dense_layers(j, json_get_int(j, "first_k_dense_replace", 0), c, err));
+    TRY(family_shared_experts(j, "n_shared_experts", c, err));
+    return family_routing_v3(j, c, err);
+}
+
+/* GLM's router without norms of q and k, dense layers, and unrotated elements. */
 static enum status read_solar_open(const struct json *j, struct model_config *c, struct err *err)
 {
     c->q_bias = json_get_bool(j, "attention_bias", false);
@@ -156,6 +194,17 @@ static const struct family rows[] = {
      "\"rms_norm_eps\":1e-5,\"rope_theta\":1000000,\"n_shared_experts\":1,"
      "\"num_experts_per_tok\":8,\"moe_intermediate_size\":1280}",
      read_solar_open},
+    {"dots1", &glm4_moe_names,
+     "{\"num_key_value_heads\":32,\"sliding_window\":4096,\"norm_topk_prob\":false}", read_dots1},
+    {"sarvam_moe", &sarvam_names,
+     "{\"eos_token_id\":1,\"num_key_value_heads\":4,\"head_dim\":64,"
+     "\"max_position_embeddings\":131072,\"rope_theta\":8000000,\"use_qk_norm\":true,"
+     "\"n_shared_experts\":1,\"n_routed_experts\":128,\"num_experts_per_tok\":6,"
+     "\"moe_intermediate_size\":1024,\"routed_scaling_factor\":2.5,"
+     "\"other_keys\":{\"num_experts\":\"n_routed_experts\","
+     "\"num_local_experts\":\"n_routed_experts\","
+     "\"num_shared_experts\":\"n_shared_experts\",\"use_qkv_bias\":\"attention_bias\"}}",
+     read_sarvam_moe},
     {"hy_v3", &hy_v3_names,
      "{\"num_key_value_heads\":8,\"head_dim\":128,\"max_position_embeddings\":131072,"
      "\"rms_norm_eps\":1e-5,\"rope_theta\":11158840,\"moe_intermediate_size\":1536,"

@@ -28,6 +28,21 @@
     .shared_gate = "mlp.shared_mlp.gate_proj", .shared_up = "mlp.shared_mlp.up_proj",              \
     .shared_down = "mlp.shared_mlp.down_proj"
 
+#define OLMO2_NAMES                                                                                \
+    QKV_NAMES, QK_NORM_NAMES, .embed = "model.embed_tokens", .final_norm = "model.norm",           \
+        .head = "lm_head", .o = "self_attn.o_proj", .attn_post_norm = "post_attention_layernorm",  \
+        .ffn_post_norm = "post_feedforward_layernorm"
+#define GRANITE_MOE_NAMES                                                                          \
+    .router = "block_sparse_moe.router.layer",                                                     \
+    .experts_gate_up = "block_sparse_moe.input_linear.weight",                                     \
+    .experts_down = "block_sparse_moe.output_linear.weight", .experts_form = EXPERTS_ROWS,         \
+    .shared_gate_up = "shared_mlp.input_linear",                                                   \
+    .shared_down = "shared_mlp.output_linear", /* Only GGUF files use these names. */              \
+        .shared_gate = "shared_mlp.gate_proj", .shared_up = "shared_mlp.up_proj",                  \
+    .expert_gate = "block_sparse_moe.experts.%d.gate_proj",                                        \
+    .expert_up = "block_sparse_moe.experts.%d.up_proj",                                            \
+    .expert_down = "block_sparse_moe.experts.%d.down_proj"
+
 extern const struct tensor_names llama_names;
 
 struct family_table {
@@ -95,8 +110,15 @@ enum status family_same_of_layers(const struct json *j, const char *key, int32_t
                                   int64_t *out, struct err *err);
 /* Checks that a switch has `value`, the only supported one. */
 enum status family_must_be(const struct json *j, const char *key, bool value, struct err *err);
+/* Experts that are picked before the softmax, with the shared one of shared_intermediate_size, if
+ * it is not 0. */
+enum status family_granite_experts(const struct json *j, struct model_config *c, struct err *err);
 /* Granite's factors of embeddings, branches, scores and logits. */
 enum status family_granite(const struct json *j, struct model_config *c, struct err *err);
+/* Cohere's attention: interleaved pairs; both sub-layers read the same norm. */
+enum status family_cohere(const struct json *j, struct model_config *c, struct err *err);
+/* OLMo 2's norms: over the whole width of q and k, and of the results of sub-layers only. */
+enum status family_olmo2(const struct json *j, struct model_config *c, struct err *err);
 /* Multi-head latent attention. */
 enum status family_mla(const struct json *j, struct model_config *c, struct err *err);
 /* llama_4_scaling_beta of the rope parameters: the queries of all layers are scaled by position. */

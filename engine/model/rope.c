@@ -229,7 +229,7 @@ static enum status read_proportional(const struct rope_input *in, struct rope_co
     return OK;
 }
 
-/* One row per name in "rope_type". */
+/* One row per name in "rope_type". rope_type() reads some other names as these. */
 static const struct rope_row {
     const char *name;
     enum status (*read)(const struct rope_input *in, struct rope_config *out, struct err *err);
@@ -262,6 +262,9 @@ const char *rope_type(const struct json *params)
     const char *type = json_get_string(params, "rope_type");
     if (!type) {
         type = json_get_string(params, "type");
+    }
+    if (type && strcmp(type, "deepseek_yarn") == 0) { // Sarvam's name for it
+        return "yarn";
     }
     return or_text(type, "default");
 }

@@ -2,7 +2,7 @@
 """Random configurations of families with experts: functions of a random.Random."""
 
 from choices import WINDOW, heads, layer_types, qwen_windows, rope
-from choices_dense import exaone4, hunyuan_rope, mistral, query_growth
+from choices_dense import exaone4, granite, hunyuan_rope, mistral, olmo2, query_growth
 
 
 def mixtral(rng):
@@ -208,7 +208,85 @@ def exaone_moe(rng):
     return c
 
 
+def granitemoe(rng):
+    c = granite(rng)
+    n, k = picked(rng)
+    c.update(num_local_experts=n, num_experts_per_tok=k)
+    del c["mlp_bias"]  # not a key of this class
+    return c
+
+
+def granitemoeshared(rng):
+    return {**granitemoe(rng), "shared_intermediate_size": rng.choice([0, 24, 56])}
+
+
+def flex_olmo(rng):
+    c = olmo2(rng)
+    n, k = picked(rng)
+    c.update(num_experts=n, num_experts_per_tok=k, norm_topk_prob=rng.random() < 0.5)
+    return c
+
+
+def cohere2_moe(rng):
+    c = heads(rng)
+    n, k = picked(rng)
+    dense = rng.choice([0, 0, 1, 2])
+    c.update(
+        attention_bias=rng.random() < 0.3,
+        expert_selection_fn=rng.choice(["softmax", "sigmoid"]),
+        layer_norm_eps=1e-5,
+        logit_scale=rng.choice([0.0625, 0.5, 1.0]),
+        norm_topk_prob=rng.random() < 0.5,
+        num_experts=n,
+        num_experts_per_tok=k,
+        num_shared_experts=rng.choice([0, 1, 2]),
+        prefix_dense_intermediate_size=rng.choice([None, 56]),
+        prefix_dense_sliding_window_pattern=rng.choice([1, 2, 3]),
+        rms_norm_eps=rng.choice([None, 1e-5]),
+        shared_expert_combination_strategy=rng.choice(["average", "sum"]),
+        sliding_window=WINDOW,
+        sliding_window_pattern=rng.choice([2, 3, 4]),
+    )
+    if rng.random() < 0.4:
+        c["layer_types"] = layer_types(rng, c["num_hidden_layers"])
+    if rng.random() < 0.6:
+        c["mlp_layer_types"] = [rng.choice(["dense", "sparse"]) for _ in range(c["num_hidden_layers"])]
+    elif dense <= c["num_hidden_layers"]:
+        c["first_k_dense_replace"] = dense
+    c["rope_parameters"] = rope(rng, c["head_dim"], ("default",))  # the class ignores rope_scaling
+    return c
+
+
+def mellum(rng):
+    c = heads(rng)
+    n, k = picked(rng)
+    c.update(
+        attention_bias=rng.random() < 0.3,
+        moe_intermediate_size=rng.choice([24, 40]),
+        norm_topk_prob=rng.random() < 0.7,
+        num_experts=n,
+        num_experts_per_tok=k,
+        sliding_window=WINDOW,
+    )
+    if rng.random() < 0.8:
+        c["layer_types"] = layer_types(rng, c["num_hidden_layers"])
+    mlp_layer_types(rng, c)
+    c["rope_parameters"] = {
+        kind: rope(rng, c["head_dim"], ("default", "linear", "yarn"))
+        for kind in ("full_attention", "sliding_attention")
+    }
+    for one in c["rope_parameters"].values():
+        one.pop("truncate", None)  # transformers looks for it in the wrong place
+    return c
+
+
 FAMILIES = {
+    "granitemoe": granitemoe,
+    "granitemoeshared": granitemoeshared,
+    "olmoe": flex_olmo,
+    "flex_olmo": flex_olmo,
+    "cohere2_moe": cohere2_moe,
+    "mellum": mellum,
     "mixtral": mixtral,
     "qwen2_moe": qwen2_moe,
     "qwen3_moe": qwen3_moe,

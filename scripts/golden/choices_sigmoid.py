@@ -2,7 +2,8 @@
 """Random configurations of families with experts that are picked by sigmoids: functions of a random.Random."""
 
 from choices import WINDOW, heads, layer_types, rope
-from choices_experts import picked
+from choices_experts import deepseek_v3, picked
+from choices_layers import glm4_moe
 
 
 def afmoe(rng):
@@ -26,6 +27,30 @@ def afmoe(rng):
     return c
 
 
+def dots1(rng):
+    c = glm4_moe(rng)
+    del c["use_qk_norm"]
+    c["max_window_layers"] = rng.randint(0, c["num_hidden_layers"])
+    c["sliding_window"] = WINDOW
+    if rng.random() < 0.4:
+        c["layer_types"] = layer_types(rng, c["num_hidden_layers"])
+    c["rope_parameters"] = rope(rng, c["head_dim"], ("default", "linear", "yarn"))
+    return c
+
+
+def sarvam_moe(rng):
+    c = glm4_moe(rng)
+    c["rope_parameters"] = rope(rng, c["head_dim"], ("default", "linear", "yarn"))
+    return c
+
+
+def sarvam_mla(rng):
+    return deepseek_v3(rng)
+
+
 FAMILIES = {
     "afmoe": afmoe,
+    "dots1": dots1,
+    "sarvam_moe": sarvam_moe,
+    "sarvam_mla": sarvam_mla,
 }

@@ -25,7 +25,7 @@ WRAPPERS = {
 # Families whose fused experts have the gates in columns instead of rows.
 BY_COLUMNS = ("llama4_text",)
 # Families that we read only in the form of their released files.
-ONE_FORM = ("gpt_oss", "granitemoehybrid", "nemotron_h")
+ONE_FORM = ("gpt_oss", "granitemoe", "granitemoehybrid", "granitemoeshared", "nemotron_h")
 
 
 def read_config(folder):
