@@ -567,6 +567,8 @@ bool checkpoint_is_tower(const char *name)
                                          "multi_modal_projector",
                                          "mm_projector",
                                          "vision_projection",
+                                         "talker",
+                                         "code2wav",
                                          "image_newline"};
     for (const char *at = name; *at; at += strcspn(at, "."), at += *at == '.') {
         const size_t n = strcspn(at, ".");

@@ -415,10 +415,14 @@ static enum status read_generation(const char *dir, struct model_config *c, stru
     return OK;
 }
 
-/* Multimodal wrappers nest the config of the language part; "speculators" nests that of a draft
- * head's layer. */
+/* Multimodal wrappers nest the config of the language part, Qwen3-Omni's twice; "speculators" nests
+ * that of a draft head's layer. */
 static struct json *text_part(struct json *root)
 {
+    const struct json *thinker = json_get(root, "thinker_config");
+    if (json_is(thinker, JSON_OBJECT)) {
+        root = (struct json *)thinker;
+    }
     const bool head = json_get(root, "speculators_model_type") != NULL;
     const struct json *text = json_get(root, head ? "transformer_layer_config" : "text_config");
     bool nested = json_is(text, JSON_OBJECT) && !json_get(root, "hidden_size");

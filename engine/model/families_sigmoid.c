@@ -178,6 +178,12 @@ static enum status read_afmoe(const struct json *j, struct model_config *c, stru
     return OK;
 }
 
+/* The language part. Positions of text are the same in all sections of its rope. */
+#define GLM4V_MOE                                                                                  \
+    "{\"num_key_value_heads\":8,\"max_position_embeddings\":65536,\"rms_norm_eps\":1e-5,"          \
+    "\"attention_bias\":true,\"n_routed_experts\":128,\"n_shared_experts\":1,"                     \
+    "\"num_experts_per_tok\":8,\"moe_intermediate_size\":1408}"
+
 static const struct family rows[] = {
     {"minimax_m2", &minimax_m2_names,
      "{\"eos_token_id\":200020,\"num_key_value_heads\":8,\"head_dim\":128,"
@@ -189,6 +195,8 @@ static const struct family rows[] = {
      "\"n_shared_experts\":1,\"num_experts_per_tok\":8,"
      "\"moe_intermediate_size\":1408,\"num_nextn_predict_layers\":1}",
      read_glm4_moe},
+    {"glm4v_moe_text", &glm4_moe_names, GLM4V_MOE, read_glm4_moe},
+    {"glm4v_moe", &glm4_moe_names, GLM4V_MOE, read_glm4_moe},
     {"solar_open", &glm4_moe_names,
      "{\"num_key_value_heads\":8,\"head_dim\":128,\"max_position_embeddings\":131072,"
      "\"rms_norm_eps\":1e-5,\"rope_theta\":1000000,\"n_shared_experts\":1,"

@@ -164,8 +164,11 @@ bool part_exists(const struct loader *l, const char *base)
 /* Multimodal wrappers put the language part under a prefix. Models that were saved without a head
  * (transformers' AutoModel) lack "model.". */
 static const struct name_form forms[] = {
-    {"model.", ""},    {"language_model.model.", "language_model."}, {"model.language_model.", ""},
-    {"backbone.", ""}, // Nemotron
+    {"model.", ""},
+    {"language_model.model.", "language_model."},
+    {"model.language_model.", ""},
+    {"backbone.", ""},              // Nemotron
+    {"thinker.model.", "thinker."}, // Qwen3-Omni
     {"", ""},
 };
 

@@ -280,7 +280,16 @@ def mellum(rng):
     return c
 
 
+def qwen3_omni_moe(rng):
+    c = qwen3_moe(rng)
+    for key in ("use_sliding_window", "sliding_window"):
+        c.pop(key, None)
+    c["mlp_only_layers"] = rng.choice([[], [0]])
+    return c
+
+
 FAMILIES = {
+    "qwen3_omni_moe_text": qwen3_omni_moe,
     "granitemoe": granitemoe,
     "granitemoeshared": granitemoeshared,
     "olmoe": flex_olmo,

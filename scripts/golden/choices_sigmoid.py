@@ -38,6 +38,17 @@ def dots1(rng):
     return c
 
 
+def glm4v_moe(rng):
+    c = glm4_moe(rng)
+    del c["use_qk_norm"]
+    ropes = c["rope_parameters"]
+    pairs = int(c["head_dim"] * ropes["partial_rotary_factor"]) // 2
+    first = rng.randint(0, pairs)
+    ropes["mrope_section"] = [first, pairs - first, 0]
+    ropes["rope_type"] = "default"
+    return c
+
+
 def sarvam_moe(rng):
     c = glm4_moe(rng)
     c["rope_parameters"] = rope(rng, c["head_dim"], ("default", "linear", "yarn"))
@@ -51,6 +62,7 @@ def sarvam_mla(rng):
 FAMILIES = {
     "afmoe": afmoe,
     "dots1": dots1,
+    "glm4v_moe_text": glm4v_moe,
     "sarvam_moe": sarvam_moe,
     "sarvam_mla": sarvam_mla,
 }

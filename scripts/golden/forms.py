@@ -211,9 +211,25 @@ def other_experts(folder, family):
     change_tensors(folder, change)
 
 
+def omni(folder):
+    """The released files have the thinker beside the parts that speak."""
+    thinker = read_config(folder)
+    config = {
+        "model_type": "qwen3_omni_moe",
+        "thinker_config": thinker,
+        "talker_config": {"text_config": {"hidden_size": 4}},
+    }
+    write_config(folder, config)
+    parts = {f"{name}.weight": torch.ones(4, 4) for name in ("talker.proj", "code2wav.proj")}
+    change_tensors(folder, lambda t: {**{f"thinker.{k}": v for k, v in t.items()}, **parts})
+
+
 def disguise(rng, folder, family):
     """A short description of the form."""
     told = []
+    if family == "qwen3_omni_moe_text" and rng.random() < 0.7:
+        omni(folder)
+        told.append("whole")
     if "expert" in (folder / "config.json").read_text() and family not in ONE_FORM:
         if rng.random() < 0.3:
             other_experts(folder, family)

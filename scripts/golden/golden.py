@@ -74,7 +74,7 @@ def fill_weights(model, generator):
             value = 0.5 * noise + 1.0
         elif "conv" in name and tensor.dim() == 3:
             value = tensor.shape[-1] ** -0.5 * noise
-        elif "norm" in name:
+        elif "norm" in name or ".ln_" in name:
             value = 0.1 * noise + (0.0 if adds_one else 1.0)
         elif name.endswith(("layer_scalar", "router.scale", "per_expert_scale")):
             value = 0.2 * noise + 1.0

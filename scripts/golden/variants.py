@@ -34,6 +34,7 @@ import choices_layers
 import choices_sigmoid
 import choices_states
 import forms
+import wrappers
 from families import COMMON
 from golden import fill_weights, fix_rope_length, logits_of, prompt_logprobs, seed_of, write_config
 
@@ -79,10 +80,17 @@ OPTIONAL = (
 ).split()
 
 
+def text_type(folder):
+    """The model_type of the text part."""
+    config = json.loads((folder / "config.json").read_text())
+    return config.get("text_config", config)["model_type"]
+
+
 def stored(folder, dtype):
     """The model as loaded by transformers."""
-    family = json.loads((folder / "config.json").read_text())["model_type"]
-    made = getattr(transformers, TEXT_PARTS.get(family, "AutoModelForCausalLM"))
+    family = text_type(folder)
+    name = wrappers.class_of(family) or TEXT_PARTS.get(family, "AutoModelForCausalLM")
+    made = getattr(transformers, name)
     return made.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
 
 
@@ -127,14 +135,19 @@ def make(family, seed, folder):
     rng = random.Random(f"{family} {seed}")
     values = {**COMMON, **FAMILIES[family](rng)}
     values = {k: v for k, v in values.items() if k != "head_dim" or v is not None}
-    sparse = rng.random() < 0.4
+    whole = wrappers.class_of(family)
+    sparse = rng.random() < 0.4 and not whole
     if sparse:
         values = leave_to_the_class(rng, values, family)
     torch.manual_seed(seed_of(f"{family} {seed}"))
-    config = AutoConfig.for_model(class_of(family), **values)
-    if family in TEXT_PARTS:
+    if whole:
+        config = wrappers.config_of(family, values)
+        model = getattr(transformers, whole)._from_config(config, dtype=torch.float32)
+    elif family in TEXT_PARTS:
+        config = AutoConfig.for_model(class_of(family), **values)
         model = getattr(transformers, TEXT_PARTS[family])._from_config(config, dtype=torch.float32)
     else:
+        config = AutoConfig.for_model(class_of(family), **values)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         fill_weights(model, torch.Generator().manual_seed(seed_of(f"{family} {seed}")))
@@ -161,6 +174,8 @@ def make(family, seed, folder):
 def rename(folder, family):
     """Applied after transformers has computed."""
     path = folder / "config.json"
+    if wrappers.class_of(family):
+        return
     path.write_text(json.dumps({**json.loads(path.read_text()), "model_type": family}))
 
 
