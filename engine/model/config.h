@@ -106,6 +106,7 @@ struct model_config {
     enum norm_kind norm_kind;
     enum norm_place norm_place;
     bool norm_bias, parallel_residual;
+    bool mlp_without_post_norm; // only layers with experts have ffn_post_norm
     float norm_eps, norm_offset;
 
     bool q_bias, o_bias, mlp_bias, router_bias, sinks;
@@ -137,8 +138,9 @@ struct model_config {
     int32_t moe_latent; // width of the experts' inputs and outputs; 0: hidden
     enum moe_scoring scoring;
     bool renormalise, shared_gate, correction, experts_biased;
-    bool weigh_inputs;   // routing weights multiply the experts' inputs, not their outputs
-    bool experts_beside; // a layer with experts also has an MLP, with norms for both
+    bool correction_may_lack; // a checkpoint without the correction has none
+    bool weigh_inputs;        // routing weights multiply the experts' inputs, not their outputs
+    bool experts_beside;      // a layer with experts also has an MLP, with norms for both
     float routed_scale;
     int32_t n_group, topk_group;
 

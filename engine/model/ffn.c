@@ -458,8 +458,8 @@ static enum status load_moe(struct loader *l, int32_t layer, struct layer_weight
                            .bias = c->router_bias,
                            .stays_plain = true};
     TRY(part_linear(l, &router, DT_F32, &w->router));
-    if (c->correction) {
-        part_layer_name(names->correction, layer, name);
+    part_layer_name(or_empty(names->correction), layer, name);
+    if (c->correction && !(c->correction_may_lack && !part_has(l, name))) {
         TRY(part_vector(l, name, "", c->n_experts, &w->correction));
     }
     TRY(load_experts(l, layer, w));

@@ -69,6 +69,20 @@ static enum status load_layer_scale(struct loader *l, int32_t layer, struct laye
     return OK;
 }
 
+/* Some files contain norms of MLPs that are not computed. */
+static enum status load_ffn_post_norm(struct loader *l, int32_t layer, struct layer_weights *w)
+{
+    const struct model_config *c = l->c;
+    const char *base = c->names->ffn_post_norm;
+    char name[NAME_BYTES];
+    if (base && c->mlp_without_post_norm && !c->layers[layer].moe) {
+        part_layer_name(base, layer, name);
+        part_pass_over(l, name);
+        return OK;
+    }
+    return layer_norm(l, base, layer, false, &w->ffn_post_norm, NULL);
+}
+
 /* Each loader skips weights that the layer does not have. */
 static enum status load_layer(struct loader *l, int32_t layer, struct layer_weights *w)
 {
@@ -83,7 +97,7 @@ static enum status load_layer(struct loader *l, int32_t layer, struct layer_weig
     if (!c->parallel_residual && !lc->no_ffn) {
         TRY(layer_norm(l, names->ffn_norm, layer, c->norm_bias, &w->ffn_norm, &w->ffn_norm_bias));
     }
-    TRY(layer_norm(l, names->ffn_post_norm, layer, false, &w->ffn_post_norm, NULL));
+    TRY(load_ffn_post_norm(l, layer, w));
     TRY(load_attention(l, layer, w));
     TRY(load_recurrent(l, layer, w));
     TRY(load_layer_input(l, layer, w));

@@ -2,7 +2,7 @@
 """Random configurations of families with experts that are picked by sigmoids: functions of a random.Random."""
 
 from choices import WINDOW, heads, layer_types, rope
-from choices_experts import deepseek_v3, picked
+from choices_experts import deepseek_v3, mlp_layer_types, picked
 from choices_layers import glm4_moe
 
 
@@ -59,7 +59,17 @@ def sarvam_mla(rng):
     return deepseek_v3(rng)
 
 
+def axk1(rng):
+    c = deepseek_v3(rng)
+    c["q_lora_rank"] = 24
+    mlp_layer_types(rng, c)
+    if "mlp_layer_types" not in c:
+        c["moe_layer_freq"] = rng.choice([1, 2])
+    return c
+
+
 FAMILIES = {
+    "axk1": axk1,
     "afmoe": afmoe,
     "dots1": dots1,
     "glm4v_moe_text": glm4v_moe,

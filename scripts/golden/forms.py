@@ -121,7 +121,30 @@ def glm_moe_dsa(rng, folder, values):
     change_tensors(folder, lambda tensors: {**tensors, **{f"{at}.k_norm.weight": torch.ones(4) for at in unused}})
 
 
+def axk1(rng, folder, values):
+    """The released files have older keys, no correction, and a norm in layers without experts that nothing reads."""
+    config = read_config(folder)
+    if "mlp_layer_types" not in values:
+        del config["mlp_layer_types"]
+        for key in ("first_k_dense_replace", "moe_layer_freq"):
+            if key in values:
+                config[key] = values[key]
+        write_config(folder, config)
+    if rng.random() < 0.5:
+        return
+
+    def change(tensors):
+        made = {k: v for k, v in tensors.items() if not k.endswith("e_score_correction_bias")}
+        for i in range(config["num_hidden_layers"]):
+            norm = f"model.layers.{i}.post_mlp_layernorm.weight"
+            made.setdefault(norm, torch.full((config["hidden_size"],), 9.0))
+        return made
+
+    change_tensors(folder, change)
+
+
 RELEASED = {
+    "axk1": axk1,
     "bailing_hybrid": bailing_hybrid,
     "deepseek_v32": deepseek_v32,
     "glm_moe_dsa": glm_moe_dsa,
