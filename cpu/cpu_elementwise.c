@@ -99,6 +99,9 @@ static float gate_of(enum gate_act act, float x)
     if (act == GATE_AS_IS) {
         return x;
     }
+    if (act == GATE_SOFTPLUS) { // for large x they are equal in fp32
+        return x > 20.0f ? x : log1pf(expf(x));
+    }
     float sigmoid = 1.0f / (1.0f + expf(-x));
     return act == GATE_SILU ? x * sigmoid : sigmoid;
 }

@@ -336,7 +336,7 @@ struct recurrence_args {
 
 /* out = norm(x) act(scale gate), or with gate_first norm(x act(scale gate)). The norm is RMS over
  * each `group` of a row's elements. */
-enum gate_act { GATE_AS_IS, GATE_SIGMOID, GATE_SILU };
+enum gate_act { GATE_AS_IS, GATE_SIGMOID, GATE_SILU, GATE_SOFTPLUS };
 struct gate_args {
     struct tensor x, out;      // [n_rows, width]; may be the same
     struct tensor gate;        // [n_rows, width], or one per group: [n_rows, width / group]

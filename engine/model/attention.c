@@ -14,18 +14,17 @@
 static enum status load_gated_qkv(struct loader *l, int32_t layer, struct layer_weights *w)
 {
     const struct model_config *c = l->c;
-    const struct model_shard *s = &l->m->shard;
-    const struct layer_share share = model_layer_share(c, s, layer);
+    const struct layer_share share = model_layer_share(c, &l->m->shard, layer);
     int64_t hd = c->head_dim, q_all = 2 * c->n_heads * hd, kv_all = c->n_kv_heads * hd;
     int64_t kv_first = share.first_kv_head * hd, kv_n = share.n_kv_heads * hd;
     char q[NAME_BYTES], k[NAME_BYTES], v[NAME_BYTES];
     part_layer_name(c->names->q, layer, q);
     part_layer_name(c->names->k, layer, k);
     part_layer_name(c->names->v, layer, v);
-    int32_t n = s->n_heads;
+    int32_t n = share.n_heads;
     struct piece *list = xcalloc(2 * (size_t)n + 2, sizeof *list);
     for (int32_t h = 0; h < n; h++) {
-        int64_t first = (s->first_head + h) * 2 * hd;
+        int64_t first = (share.first_head + h) * 2 * hd;
         list[h] = (struct piece){q, q_all, first, hd};
         list[n + 2 + h] = (struct piece){q, q_all, first + hd, hd};
     }
@@ -54,12 +53,11 @@ static int64_t input_width(const struct model_config *c)
 static enum status load_qkv(struct loader *l, int32_t layer, struct layer_weights *w)
 {
     const struct model_config *c = l->c;
-    const struct model_shard *s = &l->m->shard;
     const struct tensor_names *names = c->names;
     const struct layer_config *lc = &c->layers[layer];
-    const struct layer_share share = model_layer_share(c, s, layer);
-    int64_t hd = lc->head_dim, q_all = c->n_heads * hd, kv_all = lc->n_kv_heads * hd;
-    int64_t q_first = s->first_head * hd, q_n = s->n_heads * hd;
+    const struct layer_share share = model_layer_share(c, &l->m->shard, layer);
+    int64_t hd = lc->head_dim, q_all = lc->n_heads * hd, kv_all = lc->n_kv_heads * hd;
+    int64_t q_first = share.first_head * hd, q_n = share.n_heads * hd;
     int64_t kv_first = share.first_kv_head * hd, kv_n = share.n_kv_heads * hd;
     char q[NAME_BYTES], k[NAME_BYTES], v[NAME_BYTES], gate[NAME_BYTES];
     const int64_t n_in = input_width(c);
@@ -81,8 +79,8 @@ static enum status load_qkv(struct loader *l, int32_t layer, struct layer_weight
     if (c->attn_gate != ATTN_GATE_NONE) {
         const int64_t width = c->attn_gate == ATTN_GATE_HEADS ? 1 : hd;
         part_layer_name(names->attn_gate, layer, gate);
-        st.pieces[st.n++] =
-            (struct piece){gate, c->n_heads * width, s->first_head * width, s->n_heads * width};
+        st.pieces[st.n++] = (struct piece){gate, lc->n_heads * width, share.first_head * width,
+                                           share.n_heads * width};
         st.n_unbiased = 1;
     }
     if (lc->kv_of != layer) { // some files contain a k and a v that no layer reads
@@ -123,9 +121,8 @@ static enum status per_head_norms(struct loader *l, const char *pattern, int64_t
 static enum status load_qk_norms(struct loader *l, int32_t layer, struct layer_weights *w)
 {
     const struct model_config *c = l->c;
-    const struct model_shard *s = &l->m->shard;
     const struct layer_config *lc = &c->layers[layer];
-    const struct layer_share share = model_layer_share(c, s, layer);
+    const struct layer_share share = model_layer_share(c, &l->m->shard, layer);
     const int64_t hd = lc->head_dim;
     char q[NAME_BYTES], k[NAME_BYTES];
     if (c->qk_norm == QK_NORM_NONE || !c->names->q_norm) { // there is no norm, or it has no weights
@@ -134,12 +131,12 @@ static enum status load_qk_norms(struct loader *l, int32_t layer, struct layer_w
     part_layer_name(c->names->q_norm, layer, q);
     part_layer_name(c->names->k_norm, layer, k);
     if (c->qk_norm_kind == NORM_LAYER) {
-        TRY(per_head_norms(l, q, hd, s->first_head, s->n_heads, "q_norm", &w->q_norm));
+        TRY(per_head_norms(l, q, hd, share.first_head, share.n_heads, "q_norm", &w->q_norm));
         return per_head_norms(l, k, hd, share.first_kv_head, share.n_kv_heads, "k_norm",
                               &w->k_norm);
     }
     const bool each = c->qk_norm == QK_NORM_HEAD;
-    TRY(part_vector(l, q, ".weight", each ? hd : c->n_heads * hd, &w->q_norm));
+    TRY(part_vector(l, q, ".weight", each ? hd : lc->n_heads * hd, &w->q_norm));
     if (lc->kv_of != layer) {
         part_pass_over(l, k);
         return OK;
@@ -153,17 +150,17 @@ static enum status load_o(struct loader *l, int32_t layer, int64_t head_out,
                           struct layer_weights *w)
 {
     const struct model_config *c = l->c;
-    const struct model_shard *s = &l->m->shard;
+    const struct layer_share share = model_layer_share(c, &l->m->shard, layer);
     char o[NAME_BYTES];
     part_layer_name(c->names->o, layer, o);
     struct stack st = {.pieces = {{o, c->hidden, 0, c->hidden}},
                        .n = 1,
-                       .n_in = c->n_heads * head_out,
-                       .first_col = s->first_o_head * head_out,
-                       .n_cols = s->n_o_heads * head_out,
+                       .n_in = c->layers[layer].n_heads * head_out,
+                       .first_col = share.first_o_head * head_out,
+                       .n_cols = share.n_o_heads * head_out,
                        .bias = c->o_bias,
                        .adapts = true,
-                       .k_segments = part_segments(l, s->n_o_heads)};
+                       .k_segments = part_segments(l, share.n_o_heads)};
     return part_linear(l, &st, l->options->dtype, &w->o);
 }
 
@@ -175,11 +172,12 @@ static enum status load_sinks(struct loader *l, int32_t layer, struct layer_weig
     }
     char name[NAME_BYTES];
     part_layer_name(l->c->names->sinks, layer, name);
-    int64_t n = l->c->n_heads;
+    const struct layer_share share = model_layer_share(l->c, &l->m->shard, layer);
+    int64_t n = l->c->layers[layer].n_heads;
     struct weight_part p;
     TRY(part_of(l, name, &n, 1, &p));
     part_dummy_vector(l, &p, false);
-    p = weight_part_slice(p, 0, 1, l->m->shard.first_head, l->m->shard.n_heads);
+    p = weight_part_slice(p, 0, 1, share.first_head, share.n_heads);
     return part_open_vector(l, name, &p, &w->sinks);
 }
 
@@ -189,15 +187,15 @@ static enum status load_mla_heads(struct loader *l, int32_t layer, bool value,
                                   const struct weight **out)
 {
     const struct model_config *c = l->c;
-    const struct model_shard *s = &l->m->shard;
+    const struct layer_share s = model_layer_share(c, &l->m->shard, layer);
     char name[NAME_BYTES];
     part_layer_name(c->names->kv_b, layer, name);
     int64_t per_head = c->nope_dim + c->v_dim;
     struct weight_part whole;
     TRY(part_matrix(l, name, c->n_heads * per_head, c->kv_lora, &whole));
-    struct weight_part *parts = xcalloc((size_t)s->n_heads, sizeof *parts);
-    for (int32_t h = 0; h < s->n_heads; h++) {
-        int64_t first = (s->first_head + h) * per_head + (value ? c->nope_dim : 0);
+    struct weight_part *parts = xcalloc((size_t)s.n_heads, sizeof *parts);
+    for (int32_t h = 0; h < s.n_heads; h++) {
+        int64_t first = (s.first_head + h) * per_head + (value ? c->nope_dim : 0);
         parts[h] = weight_part_slice(whole, first, value ? c->v_dim : c->nope_dim, 0, c->kv_lora);
         if (!value) { // [kv_lora, nope]
             parts[h] = weight_part_transpose(parts[h]);
@@ -208,8 +206,8 @@ static enum status load_mla_heads(struct loader *l, int32_t layer, bool value,
                             .dtype = l->options->dtype,
                             .n_out = value ? c->v_dim : c->kv_lora,
                             .n_in = value ? c->kv_lora : c->nope_dim,
-                            .n_experts = s->n_heads,
-                            .n_parts = s->n_heads,
+                            .n_experts = s.n_heads,
+                            .n_parts = s.n_heads,
                             .parts = parts,
                             .k_segments = 1};
     enum status st = part_open(l, &d, out);
@@ -283,17 +281,17 @@ static void pass_over_indexer(struct loader *l, int32_t layer)
 static enum status load_mla(struct loader *l, int32_t layer, struct layer_weights *w)
 {
     const struct model_config *c = l->c;
-    const struct model_shard *s = &l->m->shard;
+    const struct layer_share s = model_layer_share(c, &l->m->shard, layer);
     char name[NAME_BYTES], gate[NAME_BYTES], index[NAME_BYTES];
     int64_t q_head = c->nope_dim + c->rope_dim;
     struct stack q = {.n = 1, .n_in = c->q_lora ? c->q_lora : c->hidden, .adapts = true};
     q.n_cols = q.n_in;
     part_layer_name(c->q_lora ? c->names->q_b : c->names->q, layer, name);
     q.pieces[0] =
-        (struct piece){name, c->n_heads * q_head, s->first_head * q_head, s->n_heads * q_head};
+        (struct piece){name, c->n_heads * q_head, s.first_head * q_head, s.n_heads * q_head};
     if (c->attn_gate == ATTN_GATE_HEADS) {
         part_layer_name(c->names->attn_gate, layer, gate);
-        q.pieces[q.n++] = (struct piece){gate, c->n_heads, s->first_head, s->n_heads};
+        q.pieces[q.n++] = (struct piece){gate, c->n_heads, s.first_head, s.n_heads};
     }
     if (c->layers[layer].index >= 0) {
         const int64_t all = (int64_t)c->index.n_heads * c->index.head_dim;

@@ -15,6 +15,7 @@ struct buffer_plan {
 
 struct widths {
     int64_t qkv, attn, ffn;
+    int64_t heads; // number of heads
 };
 
 static int64_t larger(int64_t a, int64_t b)
@@ -26,12 +27,11 @@ static int64_t larger(int64_t a, int64_t b)
 static struct widths widest_of(const struct model *m)
 {
     const struct model_config *c = m->config;
-    const int64_t n_heads = m->shard.n_heads;
     struct widths w = {.ffn = larger(m->shard.shared_ffn, c->layer_input),
                        .attn = m->shard.state.out_width};
     for (int32_t i = 0; i < c->n_layers; i++) {
         const struct layer_share share = model_layer_share(c, &m->shard, i);
-        const int64_t hd = c->layers[i].head_dim;
+        const int64_t hd = c->layers[i].head_dim, n_heads = share.n_heads;
         int64_t qkv;
         if (c->kv_lora) {
             qkv = n_heads * (c->nope_dim + c->rope_dim);
@@ -44,6 +44,7 @@ static struct widths widest_of(const struct model *m)
         w.qkv = larger(w.qkv, qkv + gates[c->attn_gate] + index);
         w.attn = larger(w.attn, attn);
         w.ffn = larger(w.ffn, share.ffn);
+        w.heads = larger(w.heads, n_heads);
     }
     return w;
 }
@@ -76,9 +77,8 @@ static int32_t plan_buffers(struct model *m, int32_t max_rows, int32_t max_out,
     }
     if (mla) {
         p[n++] = (struct buffer_plan){&m->low, NULL, m->act, c->q_lora + kv_low, max_rows};
-        p[n++] = (struct buffer_plan){&m->q_abs, NULL, m->act, s->n_heads * kv_low, max_rows};
-        p[n++] = (struct buffer_plan){&m->attn_v, NULL, m->act, (int64_t)s->n_heads * c->kv_lora,
-                                      max_rows};
+        p[n++] = (struct buffer_plan){&m->q_abs, NULL, m->act, w.heads * kv_low, max_rows};
+        p[n++] = (struct buffer_plan){&m->attn_v, NULL, m->act, w.heads * c->kv_lora, max_rows};
     }
     if (c->index.top_k > 0) {
         p[n++] = (struct buffer_plan){&m->index_k, NULL, m->act, c->index.head_dim, max_rows};
@@ -181,16 +181,15 @@ enum status model_setup(struct model *m, int32_t max_rows, int32_t max_out, stru
 void model_kv_layers(const struct model *m, struct kv_layer *layers)
 {
     const struct model_config *c = m->config;
-    const int32_t n_heads = m->shard.n_heads;
     for (int32_t i = 0; i < c->n_layers; i++) {
         const int32_t kv = c->layers[i].kv, hd = c->layers[i].head_dim;
         if (kv < 0 || c->layers[i].kv_of != i) {
             continue;
         }
         bool mla = c->kv_lora > 0;
-        int32_t n_kv_heads = model_layer_share(c, &m->shard, i).n_kv_heads;
-        layers[kv] = (struct kv_layer){.n_heads = n_heads,
-                                       .n_kv_heads = mla ? 1 : n_kv_heads,
+        const struct layer_share share = model_layer_share(c, &m->shard, i);
+        layers[kv] = (struct kv_layer){.n_heads = share.n_heads,
+                                       .n_kv_heads = mla ? 1 : share.n_kv_heads,
                                        .head_dim_k = mla ? c->kv_lora + c->rope_dim : hd,
                                        .head_dim_v = mla ? c->kv_lora : hd,
                                        .v_in_k = mla,

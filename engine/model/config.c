@@ -184,6 +184,9 @@ static void size_layers(struct model_config *c)
 {
     for (int32_t i = 0; i < c->n_layers; i++) {
         struct layer_config *l = &c->layers[i];
+        if (l->n_heads <= 0) {
+            l->n_heads = c->n_heads;
+        }
         if (l->n_kv_heads <= 0) {
             l->n_kv_heads = c->n_kv_heads;
         }

@@ -30,16 +30,17 @@ struct rope_config {
 };
 
 struct layer_config {
-    int32_t n_kv_heads, head_dim, ffn; // equal to the model's sizes unless the layer has its own
-    int32_t window;                    // 0: full attention
-    int32_t chunk;                     // 0: none
-    bool plain_qk;                     // q and k are not normed, whatever other layers do
-    int32_t rope;                      // index in model_config.rope; -1: none
-    int32_t kv;    // index among the layers of the KV set; -1: the layer has no attention
-    int32_t index; // the same for the keys of its indexer; -1: it has none
-    int32_t kv_of; // the layer whose keys and values it reads: itself, or an earlier one
-    bool v_is_k;   // the layer's values are its keys before norm and rotation
-    int32_t state; // index among the layers with a recurrent state; -1: the layer has none
+    // equal to the model's sizes unless the layer has its own
+    int32_t n_heads, n_kv_heads, head_dim, ffn;
+    int32_t window; // 0: full attention
+    int32_t chunk;  // 0: none
+    bool plain_qk;  // q and k are not normed, whatever other layers do
+    int32_t rope;   // index in model_config.rope; -1: none
+    int32_t kv;     // index among the layers of the KV set; -1: the layer has no attention
+    int32_t index;  // the same for the keys of its indexer; -1: it has none
+    int32_t kv_of;  // the layer whose keys and values it reads: itself, or an earlier one
+    bool v_is_k;    // the layer's values are its keys before norm and rotation
+    int32_t state;  // index among the layers with a recurrent state; -1: the layer has none
     struct query_growth growth;
     bool moe;
     float ffn_out_scale; // as attn_out_scale
@@ -60,7 +61,7 @@ struct index_config {
 /* Where the norms around a sub-layer f are: f(norm(x)), norm(f(norm(x))), or norm(f(x)). */
 enum norm_place { NORM_PRE, NORM_SANDWICH, NORM_POST };
 
-/* Sigmoid gates of the heads' outputs. WIDE: a gate for each element, in a separate tensor or, if
+/* Gates of the heads' outputs. WIDE: a gate for each element, in a separate tensor or, if
  * it has no name, in q's after the queries of each head. HEADS: a gate for each head, in a separate
  * tensor (not MLA with q_lora). */
 enum attn_gate { ATTN_GATE_NONE, ATTN_GATE_WIDE, ATTN_GATE_HEADS };
@@ -111,6 +112,7 @@ struct model_config {
 
     bool q_bias, o_bias, mlp_bias, router_bias, sinks;
     enum attn_gate attn_gate;
+    bool attn_gate_softplus; // the gates are softplus instead of sigmoid
     enum qk_norm qk_norm;
     enum norm_kind qk_norm_kind;
     bool qk_norm_after_rope;

@@ -118,11 +118,12 @@ static void scale_delta(struct flow *f, float scale)
 
 static enum status attention_output(struct flow *f, int32_t layer)
 {
-    const struct model_shard *s = &f->m->shard;
+    const struct model_config *c = f->m->config;
+    const struct layer_share s = model_layer_share(c, &f->m->shard, layer);
     const struct layer_weights *w = &f->m->layers[layer];
-    int32_t skipped = (s->first_o_head - s->first_head) * f->m->config->layers[layer].head_dim;
+    int32_t skipped = (s.first_o_head - s.first_head) * c->layers[layer].head_dim;
     TRY(heads_output(f, w->o, skipped, w->attn_post_norm));
-    scale_delta(f, f->m->config->attn_out_scale);
+    scale_delta(f, c->attn_out_scale);
     return OK;
 }
 

@@ -3,8 +3,8 @@
 #include "engine/model/decoder.h"
 
 /* Multiplies the outputs of the heads, `width` elements each, by the gates, which are in qkv after
- * `n_heads` heads of `head` elements. */
-static enum status gate_heads(struct flow *f, int32_t n_heads, int32_t head, int32_t width)
+ * the first `at` elements. */
+static enum status gate_heads(struct flow *f, int32_t n_heads, int32_t width, int32_t at)
 {
     struct model *m = f->m;
     if (m->config->attn_gate == ATTN_GATE_NONE) {
@@ -14,13 +14,12 @@ static enum status gate_heads(struct flow *f, int32_t n_heads, int32_t head, int
                           .out = m->attn,
                           .gate = m->qkv,
                           .n_rows = f->n_rows,
-                          .width = m->shard.n_heads * width,
+                          .width = n_heads * width,
                           .group = width,
-                          .act = GATE_SIGMOID,
+                          .act = m->config->attn_gate_softplus ? GATE_SOFTPLUS : GATE_SIGMOID,
                           .per_group = m->config->attn_gate == ATTN_GATE_HEADS,
                           .scale = 1.0f};
-    size_t at = (size_t)n_heads * (size_t)head;
-    a.gate.mem = dmem_at(m->qkv.mem, at * dtype_bytes(m->qkv.dtype));
+    a.gate.mem = dmem_at(m->qkv.mem, (size_t)at * dtype_bytes(m->qkv.dtype));
     return f->ops->gate(f->be, &a);
 }
 
@@ -31,12 +30,13 @@ enum status decoder_attention(struct flow *f, int32_t layer, struct tensor in)
     const struct model_config *c = m->config;
     const struct layer_weights *w = &m->layers[layer];
     const struct layer_config *lc = &c->layers[layer];
-    const int32_t n_kv_heads = model_layer_share(c, &m->shard, layer).n_kv_heads;
+    const struct layer_share share = model_layer_share(c, &m->shard, layer);
+    const int32_t n_heads = share.n_heads, n_kv_heads = share.n_kv_heads;
     struct rope_store_args store = {.qkv = m->qkv,
                                     .rope = lc->rope >= 0 ? m->ropes[lc->rope] : NULL,
                                     .n_rows = f->n_rows,
                                     .layer = lc->kv,
-                                    .n_heads = m->shard.n_heads,
+                                    .n_heads = n_heads,
                                     // if not, the layer reads another layer's keys and values
                                     .n_kv_heads = lc->kv_of == layer ? n_kv_heads : 0,
                                     .head_dim = lc->head_dim,
@@ -59,7 +59,7 @@ enum status decoder_attention(struct flow *f, int32_t layer, struct tensor in)
                                .out = m->attn,
                                .n_rows = f->n_rows,
                                .layer = lc->kv,
-                               .n_heads = m->shard.n_heads,
+                               .n_heads = n_heads,
                                .n_kv_heads = n_kv_heads,
                                .head_dim_k = lc->head_dim,
                                .head_dim_v = lc->head_dim,
@@ -75,7 +75,7 @@ enum status decoder_attention(struct flow *f, int32_t layer, struct tensor in)
         return OK;
     }
     TRY(flow_attend(f));
-    return gate_heads(f, m->shard.n_heads + 2 * n_kv_heads, lc->head_dim, lc->head_dim);
+    return gate_heads(f, n_heads, lc->head_dim, (n_heads + 2 * n_kv_heads) * lc->head_dim);
 }
 
 /* A layer's indexer stores the keys of its rows, and picks the keys that they attend to, unless the
@@ -122,6 +122,7 @@ enum status decoder_mla(struct flow *f, int32_t layer, struct tensor in)
     struct model *m = f->m;
     const struct model_config *c = m->config;
     const struct layer_weights *w = &m->layers[layer];
+    const int32_t n_heads = model_layer_share(c, &m->shard, layer).n_heads;
     int32_t q_head = c->nope_dim + c->rope_dim, key = c->kv_lora + c->rope_dim;
     struct tensor q_in = in, kv = m->low;
     TRY(flow_linear(f, w->low, in, m->low, NULL)); // [T, D] -> [T, q_lora + kv_lora + rope]
@@ -148,7 +149,7 @@ enum status decoder_mla(struct flow *f, int32_t layer, struct tensor in)
                                    .rope = c->layers[layer].rope >= 0 ? m->ropes[0] : NULL,
                                    .n_rows = f->n_rows,
                                    .layer = c->layers[layer].kv,
-                                   .n_heads = m->shard.n_heads,
+                                   .n_heads = n_heads,
                                    .q_head = q_head,
                                    .q_rope_offset = c->nope_dim,
                                    .rope_dim = c->rope_dim,
@@ -172,7 +173,7 @@ enum status decoder_mla(struct flow *f, int32_t layer, struct tensor in)
                                .out = m->attn_v,
                                .n_rows = f->n_rows,
                                .layer = c->layers[layer].kv,
-                               .n_heads = m->shard.n_heads,
+                               .n_heads = n_heads,
                                .n_kv_heads = 1,
                                .head_dim_k = key,
                                .head_dim_v = c->kv_lora,
@@ -188,5 +189,5 @@ enum status decoder_mla(struct flow *f, int32_t layer, struct tensor in)
                                        .x_head = c->kv_lora,
                                        .y_head = c->v_dim};
     TRY(ops_mla(f->be, &store, &absorb, &a, &expand));
-    return gate_heads(f, m->shard.n_heads, q_head, c->v_dim);
+    return gate_heads(f, n_heads, c->v_dim, n_heads * q_head);
 }

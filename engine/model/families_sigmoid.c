@@ -2,9 +2,11 @@
 /* Families with plain attention and experts that are picked by sigmoids, mostly as in DeepSeek V3:
  * a correction affects only the picks. */
 #include "engine/base/json.h"
+#include "engine/base/optional.h"
 #include "engine/model/family_parts.h"
 
 #include <math.h>
+#include <string.h>
 
 static const struct tensor_names minimax_m2_names = {
     BASE_NAMES,
@@ -72,6 +74,16 @@ static const struct tensor_names sarvam_names = {FFN_NAMES,
                                                  .k_norm = "attention.key_layernorm",
                                                  .o = "attention.dense",
                                                  .correction = "mlp.gate.expert_bias"};
+
+static const struct tensor_names laguna_names = {BASE_NAMES,
+                                                 QKV_NAMES,
+                                                 QK_NORM_NAMES,
+                                                 FFN_NAMES,
+                                                 EXPERT_NAMES,
+                                                 SHARED_EXPERT_NAMES,
+                                                 .attn_gate = "self_attn.g_proj",
+                                                 .correction =
+                                                     "mlp.experts.e_score_correction_bias"};
 
 /* Norms over the whole width of q and k. */
 static enum status read_minimax_m2(const struct json *j, struct model_config *c, struct err *err)
@@ -178,6 +190,42 @@ static enum status read_afmoe(const struct json *j, struct model_config *c, stru
     return OK;
 }
 
+/* Softplus gates of heads or of their elements. */
+static enum status laguna_gates(const struct json *j, struct model_config *c, struct err *err)
+{
+    const struct json *gating = json_get(j, "gating");
+    const char *name = json_string(gating);
+    c->attn_gate_softplus = true;
+    if (json_get_bool(j, "gating", !name) || (name && strcmp(name, "per-head") == 0)) {
+        c->attn_gate = ATTN_GATE_HEADS;
+    } else if (name && strcmp(name, "per-element") == 0) {
+        c->attn_gate = ATTN_GATE_WIDE;
+    } else {
+        return err_set(err, ERR_UNSUPPORTED, "config.json: gating '%s' is not supported",
+                       or_text(name, "false"));
+    }
+    return OK;
+}
+
+static enum status read_laguna(const struct json *j, struct model_config *c, struct err *err)
+{
+    TRY(family_experts(j, "num_experts", "moe_intermediate_size", c, err));
+    TRY(family_size(j, "shared_expert_intermediate_size", 1 << 22, &c->shared_ffn, err));
+    TRY(family_dense_layers(j, 1, c, err));
+    TRY(family_must_be(j, "moe_apply_router_weight_on_input", false, err));
+    if (json_get_number(j, "moe_router_logit_softcapping", 0.0) > 0.0) {
+        return err_set(err, ERR_UNSUPPORTED,
+                       "config.json: moe_router_logit_softcapping above 0 is not supported");
+    }
+    c->scoring = MOE_SIGMOID;
+    c->renormalise = c->correction = true;
+    c->routed_scale = (float)json_get_number(j, "moe_routed_scaling_factor", 1.0);
+    c->q_bias = c->o_bias = json_get_bool(j, "attention_bias", false);
+    c->qk_norm = QK_NORM_HEAD;
+    TRY(family_heads_of_layers(j, "num_attention_heads_per_layer", c, err));
+    return laguna_gates(j, c, err);
+}
+
 /* The language part. Positions of text are the same in all sections of its rope. */
 #define GLM4V_MOE                                                                                  \
     "{\"num_key_value_heads\":8,\"max_position_embeddings\":65536,\"rms_norm_eps\":1e-5,"          \
@@ -230,5 +278,12 @@ static const struct family rows[] = {
      "\"sliding_window\":1024,\"moe_intermediate_size\":1408,\"num_experts\":64,"
      "\"num_experts_per_tok\":6,\"num_shared_experts\":2}",
      read_afmoe},
+    {"laguna", &laguna_names,
+     "{\"num_key_value_heads\":8,\"head_dim\":128,\"max_position_embeddings\":131072,"
+     "\"sliding_window\":512,\"moe_intermediate_size\":512,"
+     "\"shared_expert_intermediate_size\":512,\"num_experts\":256,\"num_experts_per_tok\":8,"
+     "\"rope_of_class\":{\"full_attention\":{\"rope_theta\":500000,\"partial_rotary_factor\":0.5},"
+     "\"sliding_attention\":{\"rope_theta\":10000}}}",
+     read_laguna},
 };
 const struct family_table families_sigmoid = {rows, sizeof rows / sizeof rows[0]};

@@ -268,6 +268,30 @@ enum status family_same_of_layers(const struct json *j, const char *key, int32_t
     return OK;
 }
 
+enum status family_heads_of_layers(const struct json *j, const char *key, struct model_config *c,
+                                   struct err *err)
+{
+    const struct json *list = json_get(j, key), *item = json_first(list);
+    if (!json_is(list, JSON_ARRAY)) {
+        return OK;
+    }
+    if (json_count(list) < (size_t)c->n_layers) {
+        return err_set(err, ERR_FORMAT, "config.json: %s has fewer entries than layers", key);
+    }
+    for (int32_t i = 0; i < c->n_layers; i++, item = json_next(item)) {
+        int64_t n = 0;
+        json_int64(item, &n);
+        TRY(family_positive(key, n, 4096, err));
+        if (n % c->n_kv_heads) {
+            return err_set(err, ERR_FORMAT,
+                           "config.json: %lld heads (%s) cannot share %d key/value heads",
+                           (long long)n, key, c->n_kv_heads);
+        }
+        c->layers[i].n_heads = (int32_t)n;
+    }
+    return OK;
+}
+
 enum status family_must_be(const struct json *j, const char *key, bool value, struct err *err)
 {
     if (json_get_bool(j, key, value) != value) {

@@ -108,6 +108,9 @@ enum status family_dense_layers(const struct json *j, int64_t n_dense, struct mo
 /* Reads an integer, or a list with the same integer for each layer. *out is 0 if it is neither. */
 enum status family_same_of_layers(const struct json *j, const char *key, int32_t n_layers,
                                   int64_t *out, struct err *err);
+/* The number of query heads of each layer, if the key has a list. */
+enum status family_heads_of_layers(const struct json *j, const char *key, struct model_config *c,
+                                   struct err *err);
 /* Checks that a switch has `value`, the only supported one. */
 enum status family_must_be(const struct json *j, const char *key, bool value, struct err *err);
 /* Experts that are picked before the softmax, with the shared one of shared_intermediate_size, if

@@ -165,7 +165,7 @@ static bool layer_divides(const struct model_config *c, int32_t layer, int32_t n
 {
     const struct layer_config *l = &c->layers[layer];
     const bool replicated = l->n_kv_heads < n_ranks;
-    return l->ffn % n_ranks == 0 &&
+    return l->ffn % n_ranks == 0 && l->n_heads % n_ranks == 0 &&
            (c->kv_lora > 0 || l->kv < 0 ||
             (replicated ? n_ranks % l->n_kv_heads == 0 : l->n_kv_heads % n_ranks == 0));
 }
@@ -175,12 +175,10 @@ static bool layer_divides(const struct model_config *c, int32_t layer, int32_t n
 enum status model_shard_of(const struct model_config *c, int32_t rank, int32_t n_ranks,
                            struct model_shard *out, struct err *err)
 {
-    bool fits =
-        c->n_heads % n_ranks == 0 && c->moe_ffn % n_ranks == 0 && c->shared_ffn % n_ranks == 0;
+    bool fits = c->moe_ffn % n_ranks == 0 && c->shared_ffn % n_ranks == 0;
     for (int32_t i = 0; i < c->n_layers && fits; i++) {
         fits = layer_divides(c, i, n_ranks);
     }
-    bool whole = c->qk_norm == QK_NORM_WIDTH; // if true, every rank has all heads
     if (!fits) {
         return err_set(err, ERR_UNSUPPORTED,
                        "tensor parallel over %d ranks does not divide this "
@@ -190,10 +188,6 @@ enum status model_shard_of(const struct model_config *c, int32_t rank, int32_t n
     *out = (struct model_shard){
         .rank = rank,
         .n_ranks = n_ranks,
-        .first_head = whole ? 0 : rank * (c->n_heads / n_ranks),
-        .n_heads = whole ? c->n_heads : c->n_heads / n_ranks,
-        .first_o_head = rank * (c->n_heads / n_ranks),
-        .n_o_heads = c->n_heads / n_ranks,
         .moe_ffn = c->moe_ffn / n_ranks,
         .shared_ffn = c->shared_ffn / n_ranks,
         .head_sharded = n_ranks > 1 && c->vocab % n_ranks == 0,
@@ -236,13 +230,13 @@ static float embed_scale(const struct model_config *c, enum dtype dtype, float s
 /* An upper bound of the length of the model's vectors. */
 static size_t widest_vector(const struct model_config *c)
 {
-    size_t ffn = 0, head_dim = 0;
+    size_t ffn = 0, heads = 0;
     for (int32_t i = 0; i < c->n_layers; i++) {
         ffn = greater((size_t)c->layers[i].ffn, ffn);
-        head_dim = greater((size_t)c->layers[i].head_dim, head_dim);
+        heads = greater((size_t)c->layers[i].n_heads * (size_t)c->layers[i].head_dim, heads);
     }
-    return ffn * 2 + (size_t)c->shared_ffn * 2 + (size_t)c->hidden +
-           (size_t)c->n_heads * head_dim * 3 + (size_t)c->index.head_dim;
+    return ffn * 2 + (size_t)c->shared_ffn * 2 + (size_t)c->hidden + heads * 3 +
+           (size_t)c->index.head_dim;
 }
 
 /* True if --quantization should give FP8 weights a scale per block of 128 x 128 and not per row:
@@ -256,7 +250,7 @@ static bool wants_blocks(const struct model_config *c)
                 c->shared_ffn % BLOCK == 0 && c->kv_lora == 0;
     for (int32_t i = 0; i < c->n_layers; i++) {
         const struct layer_config *l = &c->layers[i];
-        fits = fits && l->ffn % BLOCK == 0 && c->n_heads * l->head_dim % BLOCK == 0 &&
+        fits = fits && l->ffn % BLOCK == 0 && l->n_heads * l->head_dim % BLOCK == 0 &&
                l->n_kv_heads * l->head_dim % BLOCK == 0;
     }
     return fits;

@@ -47,27 +47,33 @@ struct head_weights {
 /* This rank's share of each dimension. */
 struct model_shard {
     int32_t rank, n_ranks;
-    int32_t n_heads, first_head;
     int32_t moe_ffn, shared_ffn, vocab;
     bool head_sharded; // false: every rank computes all logits
-    /* A norm over the whole width of q and k cannot be split by heads. Then every rank has all
-     * heads, and only the output product is split: heads first_o_head .. + n_o_heads. */
-    int32_t first_o_head, n_o_heads;
     struct state_shard state;
 };
 
 /* This rank's share of dimensions that differ between layers. */
 struct layer_share {
+    int32_t n_heads, first_head;
     int32_t n_kv_heads, first_kv_head; // valid even for a layer that stores no keys and values
+    /* A norm over the whole width of q and k cannot be split by heads. Then every rank has all
+     * heads, and only the output product is split: heads first_o_head .. + n_o_heads. */
+    int32_t first_o_head, n_o_heads;
     int32_t ffn;
 };
 static inline struct layer_share model_layer_share(const struct model_config *c,
                                                    const struct model_shard *s, int32_t layer)
 {
     const struct layer_config *l = &c->layers[layer];
-    const int32_t n = l->n_kv_heads, n_ranks = s->n_ranks;
-    struct layer_share out = {.ffn = l->ffn / n_ranks, .n_kv_heads = n};
+    const int32_t n = l->n_kv_heads, n_ranks = s->n_ranks, n_o = l->n_heads / n_ranks;
+    struct layer_share out = {.n_heads = l->n_heads,
+                              .n_kv_heads = n,
+                              .first_o_head = s->rank * n_o,
+                              .n_o_heads = n_o,
+                              .ffn = l->ffn / n_ranks};
     if (c->qk_norm != QK_NORM_WIDTH) { // if not, every rank has all heads
+        out.n_heads = n_o;
+        out.first_head = s->rank * n_o;
         out.n_kv_heads = n < n_ranks ? 1 : n / n_ranks;
         if (n < n_ranks) {
             out.first_kv_head = s->rank / (n_ranks / n);

@@ -68,7 +68,37 @@ def axk1(rng):
     return c
 
 
+def laguna(rng):
+    c = heads(rng)
+    n, k = picked(rng)
+    kv = c["num_key_value_heads"]
+    c.update(
+        attention_bias=rng.random() < 0.3,
+        gating=rng.choice([True, "per-head", "per-element"]),
+        moe_intermediate_size=rng.choice([24, 40]),
+        moe_routed_scaling_factor=rng.choice([1.0, 2.5]),
+        num_experts=n,
+        num_experts_per_tok=k,
+        shared_expert_intermediate_size=rng.choice([24, 56]),
+        sliding_window=WINDOW,
+    )
+    if rng.random() < 0.7:
+        more = [kv * i for i in (1, 2, 3)]
+        c["num_attention_heads_per_layer"] = [rng.choice(more) for _ in range(c["num_hidden_layers"])]
+    if rng.random() < 0.8:
+        c["layer_types"] = layer_types(rng, c["num_hidden_layers"])
+    mlp_layer_types(rng, c)
+    c["rope_parameters"] = {}
+    for kind in ("full_attention", "sliding_attention"):
+        partial = rng.choice([0.5, 1.0])
+        one = rope(rng, int(c["head_dim"] * partial), ("default", "linear", "yarn"), partial_rotary_factor=partial)
+        one.pop("truncate", None)  # transformers looks for it in the wrong place
+        c["rope_parameters"][kind] = one
+    return c
+
+
 FAMILIES = {
+    "laguna": laguna,
     "axk1": axk1,
     "afmoe": afmoe,
     "dots1": dots1,

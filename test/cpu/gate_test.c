@@ -5,7 +5,7 @@
 static double gate_ref(enum gate_act act, double x)
 {
     double sigmoid = 1.0 / (1.0 + exp(-x));
-    double of[] = {x, sigmoid, x * sigmoid};
+    double of[] = {x, sigmoid, x * sigmoid, log1p(exp(x))};
     return of[act];
 }
 
@@ -13,14 +13,14 @@ OP_TEST(gates_follow_their_formulas)
 {
     struct backend_limits limits = op_limits();
     struct op_rig rig = op_open(backend, DT_BF16, &limits);
-    for (int32_t i = 0; i < 36; i++) {
+    for (int32_t i = 0; i < 72; i++) {
         int32_t group = op_int(1, 40), width = group * op_int(1, 5), rows = op_int(1, 4);
         struct gate_args a = {.n_rows = rows,
                               .width = width,
                               .group = group,
-                              .act = i % 3,
-                              .gate_first = i % 2 == 1,
-                              .per_group = i % 4 == 0,
+                              .act = i % 4,
+                              .gate_first = i / 4 % 2 == 1,
+                              .per_group = i / 4 % 3 == 0,
                               .scale = 0.8f,
                               .eps = 1e-5f};
         const int32_t norms[] = {0, group, width}, n_norm = norms[i % 6 / 2];

@@ -137,7 +137,7 @@ TEST(gated_convolutions_agree)
 TEST(gates_agree)
 {
     NEED_GPU();
-    for (int32_t i = 0; i < 126; i++) {
+    for (int32_t i = 0; i < 168; i++) {
         struct pair p;
         const int32_t pad = i % 2 ? 8 : 3; // rows are aligned to 16 bytes, or not
         REQUIRE(pair_open(&p, pair_dtypes[i % 3], false, NULL));
@@ -147,7 +147,7 @@ TEST(gates_agree)
         struct gate_args a = {.n_rows = n_rows,
                               .width = width,
                               .group = group,
-                              .act = (enum gate_act)(i / 2 % 3),
+                              .act = (enum gate_act)(i / 2 % 4),
                               .gate_first = i % 4 == 1,
                               .per_group = i % 4 == 0,
                               .scale = 0.8f,

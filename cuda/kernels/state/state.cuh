@@ -69,6 +69,9 @@ __device__ __forceinline__ float gate_factor(int32_t act, float x, float sigmoid
     if (act == GATE_AS_IS) {
         return x;
     }
+    if (act == GATE_SOFTPLUS) { // for large x they are equal in fp32
+        return x > 20.0f ? x : log1pf(expf(x));
+    }
     return act == GATE_SILU ? x * sigmoid : sigmoid;
 }
 
