@@ -76,6 +76,10 @@ static enum status load_qkv(struct loader *l, int32_t layer, struct layer_weight
         st.pieces[1] = (struct piece){k, kv_all, kv_first, kv_n};
         st.pieces[2] = (struct piece){v, kv_all, kv_first, kv_n};
     }
+    if (c->v_head > 0) {
+        st.values = (struct head_room){c->v_head, hd};
+        st.adapts = false;
+    }
     if (c->attn_gate != ATTN_GATE_NONE) {
         const int64_t width = c->attn_gate == ATTN_GATE_HEADS ? 1 : hd;
         part_layer_name(names->attn_gate, layer, gate);
@@ -159,15 +163,18 @@ static enum status load_o(struct loader *l, int32_t layer, int64_t head_out,
                        .first_col = share.first_o_head * head_out,
                        .n_cols = share.n_o_heads * head_out,
                        .bias = c->o_bias,
-                       .adapts = true,
+                       .adapts = c->v_head == 0,
                        .k_segments = part_segments(l, share.n_o_heads)};
+    if (c->v_head > 0) {
+        st.cols = (struct head_room){c->v_head, head_out};
+    }
     return part_linear(l, &st, l->options->dtype, &w->o);
 }
 
-/* Each rank has the sinks of its own heads. */
+/* Each rank has the sinks of its own heads. Some layers have none. */
 static enum status load_sinks(struct loader *l, int32_t layer, struct layer_weights *w)
 {
-    if (!l->c->sinks) {
+    if (!l->c->sinks || (l->c->full_without_sinks && l->c->layers[layer].window == 0)) {
         return OK;
     }
     char name[NAME_BYTES];

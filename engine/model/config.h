@@ -117,6 +117,9 @@ struct model_config {
     enum norm_kind qk_norm_kind;
     bool qk_norm_after_rope;
     float attn_scale, attn_softcap;
+    /* The width of the values' heads in the checkpoint, if it is smaller than head_dim; 0: it is
+     * not. In memory they are as wide as the keys' heads, and their other elements are zero. */
+    int32_t v_head;
 
     float embed_scale, residual_scale, logit_scale, final_softcap;
     // Each overrides residual_scale; 0: does not.
@@ -130,7 +133,7 @@ struct model_config {
     bool v_norm, scaled_layers; // scaled_layers: each layer's result is multiplied by a factor
     int32_t layer_input;        // width of the per-layer inputs; 0: none
 
-    bool full_without_rope; // layers with full attention have no rope
+    bool full_without_rope, full_without_sinks; // layers with full attention have none
     int32_t n_ropes;
     float partial_rotary; // rotated share of each head; a value in the config takes precedence
     struct rope_config rope[2]; // 0: global, 1: for sliding layers, or for indexers

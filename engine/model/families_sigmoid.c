@@ -85,6 +85,13 @@ static const struct tensor_names laguna_names = {BASE_NAMES,
                                                  .correction =
                                                      "mlp.experts.e_score_correction_bias"};
 
+static const struct tensor_names mimo_v2_names = {BASE_NAMES,
+                                                  QKV_NAMES,
+                                                  FFN_NAMES,
+                                                  EXPERT_NAMES,
+                                                  .sinks = "self_attn.attention_sink_bias",
+                                                  .correction = "mlp.gate.e_score_correction_bias"};
+
 /* Norms over the whole width of q and k. */
 static enum status read_minimax_m2(const struct json *j, struct model_config *c, struct err *err)
 {
@@ -226,6 +233,104 @@ static enum status read_laguna(const struct json *j, struct model_config *c, str
     return laguna_gates(j, c, err);
 }
 
+/* Lists with 1 for layers that have a window, or experts. Without them the first layer has neither,
+ * and every sixth no window. */
+static enum status mimo_v2_layers(const struct json *j, struct model_config *c, struct err *err)
+{
+    const struct json *windows = json_get(j, "hybrid_layer_pattern"), *window = json_first(windows);
+    const struct json *experts = json_get(j, "moe_layer_freq"), *moe = json_first(experts);
+    family_window_but_every(j, 6, c);
+    c->layers[0].window = 0;
+    TRY(family_dense_layers(j, 1, c, err));
+    const bool listed = json_type(json_get(j, "mlp_layer_types")) != JSON_NULL;
+    if ((window && json_count(windows) < (size_t)c->n_layers) ||
+        (moe && json_count(experts) < (size_t)c->n_layers)) {
+        return err_set(
+            err, ERR_FORMAT,
+            "config.json: hybrid_layer_pattern or moe_layer_freq has fewer entries than layers");
+    }
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        int64_t has = 0;
+        if (window) {
+            json_int64(window, &has);
+            c->layers[i].window = has ? (int32_t)json_get_int(j, "sliding_window", 0) : 0;
+            window = json_next(window);
+        }
+        if (moe && !listed) {
+            has = 0;
+            json_int64(moe, &has);
+            c->layers[i].moe = has != 0;
+            moe = json_next(moe);
+        }
+    }
+    return OK;
+}
+
+/* Layers with a window have more heads of keys and values than the others, and sinks.
+ * sliding_window_size does not count the row itself. */
+static enum status mimo_v2_heads(const struct json *j, struct model_config *c, struct err *err)
+{
+    const int64_t others = json_get_int(j, "sliding_window_size", 0);
+    const int64_t wide = json_get_int(j, "swa_num_key_value_heads", 2 * (int64_t)c->n_kv_heads);
+    TRY(family_positive("swa_num_key_value_heads", wide, c->n_heads, err));
+    if (c->n_heads % wide) {
+        return err_set(err, ERR_FORMAT, "config.json: %d heads cannot share %lld key/value heads",
+                       c->n_heads, (long long)wide);
+    }
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        struct layer_config *l = &c->layers[i];
+        l->n_kv_heads = l->window > 0 ? (int32_t)wide : c->n_kv_heads;
+        if (l->window > 0 && others > 0) {
+            l->window = (int32_t)others + 1;
+        }
+    }
+    return OK;
+}
+
+/* Released files have these keys with the values that the class has. It ignores them. */
+static enum status mimo_v2_ropes(const struct json *j, struct err *err)
+{
+    const double full = json_get_number(j, "rope_theta", 5e6);
+    const double sliding = json_get_number(j, "swa_rope_theta", 1e4);
+    if (!json_is(json_get(j, "rope_parameters"), JSON_OBJECT) &&
+        (fabs(full - 5e6) > 0.0 || fabs(sliding - 1e4) > 0.0)) {
+        return err_set(err, ERR_UNSUPPORTED,
+                       "config.json: a rope_theta other than 5000000, or a swa_rope_theta other "
+                       "than 10000, must be in rope_parameters");
+    }
+    return OK;
+}
+
+static enum status read_mimo_v2(const struct json *j, struct model_config *c, struct err *err)
+{
+    const struct {
+        const char *key;
+        int64_t value;
+    } same[] = {{"swa_head_dim", c->head_dim},
+                {"swa_num_attention_heads", c->n_heads},
+                {"swa_v_head_dim", json_get_int(j, "v_head_dim", 0)}};
+    for (size_t i = 0; i < sizeof same / sizeof same[0]; i++) {
+        if (json_get_int(j, same[i].key, same[i].value) != same[i].value) {
+            return err_set(err, ERR_UNSUPPORTED,
+                           "config.json: %s other than that of layers without a window is not "
+                           "supported",
+                           same[i].key);
+        }
+    }
+    TRY(family_must_be(j, "add_swa_attention_sink_bias", true, err));
+    TRY(family_must_be(j, "add_full_attention_sink_bias", false, err));
+    TRY(family_size(j, "v_head_dim", c->head_dim, &c->v_head, err));
+    c->v_head = c->v_head < c->head_dim ? c->v_head : 0;
+    c->q_bias = json_get_bool(j, "attention_bias", false);
+    c->sinks = c->full_without_sinks = true;
+    c->attn_out_scale = (float)json_get_number(j, "attention_value_scale", 1.0);
+    c->read_layers = mimo_v2_heads;
+    TRY(mimo_v2_ropes(j, err));
+    TRY(family_experts(j, "n_routed_experts", "moe_intermediate_size", c, err));
+    TRY(mimo_v2_layers(j, c, err));
+    return family_routing_v3(j, c, err);
+}
+
 /* The language part. Positions of text are the same in all sections of its rope. */
 #define GLM4V_MOE                                                                                  \
     "{\"num_key_value_heads\":8,\"max_position_embeddings\":65536,\"rms_norm_eps\":1e-5,"          \
@@ -278,6 +383,15 @@ static const struct family rows[] = {
      "\"sliding_window\":1024,\"moe_intermediate_size\":1408,\"num_experts\":64,"
      "\"num_experts_per_tok\":6,\"num_shared_experts\":2}",
      read_afmoe},
+    {"mimo_v2_flash", &mimo_v2_names,
+     "{\"num_key_value_heads\":4,\"head_dim\":192,\"v_head_dim\":128,"
+     "\"max_position_embeddings\":131072,\"rms_norm_eps\":1e-5,\"sliding_window\":129,"
+     "\"n_routed_experts\":256,\"num_experts_per_tok\":8,\"moe_intermediate_size\":2048,"
+     "\"attention_value_scale\":0.707,\"other_keys\":{\"layernorm_epsilon\":\"rms_norm_eps\"},"
+     "\"rope_of_class\":{"
+     "\"full_attention\":{\"rope_theta\":5000000,\"partial_rotary_factor\":0.334},"
+     "\"sliding_attention\":{\"rope_theta\":10000,\"partial_rotary_factor\":0.334}}}",
+     read_mimo_v2},
     {"laguna", &laguna_names,
      "{\"num_key_value_heads\":8,\"head_dim\":128,\"max_position_embeddings\":131072,"
      "\"sliding_window\":512,\"moe_intermediate_size\":512,"

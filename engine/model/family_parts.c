@@ -212,6 +212,10 @@ enum status family_every_freq(const struct json *j, struct model_config *c, stru
 {
     int64_t dense = json_get_int(j, "first_k_dense_replace", 0);
     int64_t freq = json_get_int(j, "moe_layer_freq", 1);
+    if (json_is(json_get(j, "moe_layer_freq"), JSON_ARRAY)) {
+        return err_set(err, ERR_UNSUPPORTED,
+                       "config.json: moe_layer_freq must be an integer in this family");
+    }
     TRY(family_positive("moe_layer_freq", freq, MAX_LAYERS, err));
     for (int32_t i = 0; i < c->n_layers; i++) {
         c->layers[i].moe = i >= dense && i % freq == 0;

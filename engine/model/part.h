@@ -45,6 +45,12 @@ struct piece {
     int64_t total_rows, first, n;
 };
 
+/* Heads of `from` elements in a tensor become heads of `to`; the elements after them are zero. to
+ * 0: they stay as they are. All other numbers of a stack count the elements after this. */
+struct head_room {
+    int64_t from, to;
+};
+
 struct stack {
     struct piece pieces[MAX_STACK];
     // Several pieces, instead of the single ones above; pieces of one tensor are adjacent.
@@ -57,6 +63,8 @@ struct stack {
     bool adapts;        // adapters may change it; whoever multiplies by it passes its pair
     int32_t k_segments;
     struct column_runs runs; // of the tensors' columns
+    struct head_room values; // of the rows of the third piece; then nothing adapts
+    struct head_room cols;   // of the only piece
 };
 
 /* All these functions take the family's names, whatever the form of the checkpoint's names, and

@@ -12,6 +12,37 @@
  * together. */
 enum { TP_SEGMENTS = 4 };
 
+/* The number of elements in the tensor that become n. */
+static int64_t before_room(const struct head_room *h, int64_t n)
+{
+    return h->to > 0 ? n / h->to * h->from : n;
+}
+
+static struct head_room rows_of(const struct stack *s, int32_t piece)
+{
+    return piece == 2 ? s->values : (struct head_room){0};
+}
+
+/* A copy of the part with wider heads, along its rows or its columns. The caller frees *made. */
+static struct weight_part with_room(const struct weight_part *p, const struct head_room *h,
+                                    bool along_rows, float **made)
+{
+    const int64_t wider = (along_rows ? p->n_rows : p->n_cols) / h->from * h->to;
+    const int64_t rows = along_rows ? wider : p->n_rows, cols = along_rows ? p->n_cols : wider;
+    if (weight_part_is_dummy(p)) {
+        return weight_part_plain(NULL, DT_F32, rows, cols, cols);
+    }
+    *made = xcalloc((size_t)(rows * cols), sizeof **made);
+    for (int64_t r = 0; r < p->n_rows; r++) {
+        const int64_t to = along_rows ? r / h->from * h->to + r % h->from : r;
+        const int64_t run = along_rows ? cols : h->from, step = along_rows ? cols : h->to;
+        for (int64_t i = 0; i * run < p->n_cols; i++) {
+            weight_part_read(p, r, i * run, run, *made + to * cols + i * step);
+        }
+    }
+    return weight_part_plain(*made, DT_F32, rows, cols, cols);
+}
+
 /* Concatenates all pieces' biases into one fp32 vector, which the caller frees. Pieces without one
  * get zeros. */
 static enum status join_biases(struct loader *l, const struct stack *s, const struct piece *pieces,
@@ -27,28 +58,44 @@ static enum status join_biases(struct loader *l, const struct stack *s, const st
             at += p->n;
             continue;
         }
+        const struct head_room room = rows_of(s, i);
+        const int64_t n_all = before_room(&room, p->total_rows);
+        float *wide = NULL;
         snprintf(name, sizeof name, "%s.bias", p->base);
-        TRY(part_of(l, name, &p->total_rows, 1, &bias));
+        TRY(part_of(l, name, &n_all, 1, &bias));
         part_dummy_vector(l, &bias, false);
+        if (room.to > 0) {
+            bias = with_room(&bias, &room, false, &wide);
+        }
         bias = weight_part_slice(bias, 0, 1, p->first, p->n);
         for (int64_t j = 0; j < bias.n_cols; j++) {
             joined[at++] = weight_part_get(&bias, 0, j);
         }
+        free(wide);
     }
     ASSERT(at == n_out);
     return OK;
 }
 
 /* The pieces of one weight, such as q, k and v, are cut by rows. If several pieces come from one
- * tensor, it is read once. */
+ * tensor, it is read once. *made is memory of the only one with room for wider heads. */
 static enum status join_pieces(struct loader *l, const struct stack *s, const struct piece *pieces,
-                               struct weight_part *parts)
+                               struct weight_part *parts, float **made)
 {
+    const int64_t n_in = before_room(&s->cols, s->n_in);
     struct weight_part whole;
     for (int32_t i = 0; i < s->n; i++) {
         const struct piece *p = &pieces[i];
         if (i == 0 || strcmp(p->base, pieces[i - 1].base) != 0) {
-            TRY(part_matrix(l, p->base, p->total_rows, s->n_in, &whole));
+            const struct head_room rows = rows_of(s, i);
+            TRY(part_matrix(l, p->base, before_room(&rows, p->total_rows), n_in, &whole));
+            if (rows.to > 0) {
+                const struct input_rule inputs = whole.inputs;
+                whole = with_room(&whole, &rows, true, made);
+                whole.inputs = inputs;
+            } else if (s->cols.to > 0) {
+                whole = with_room(&whole, &s->cols, false, made);
+            }
             if (!s->stays_plain) {
                 part_requantise(l, &whole);
             }
@@ -69,8 +116,8 @@ enum status part_linear(struct loader *l, const struct stack *s, enum dtype dtyp
     for (int32_t i = 0; i < s->n; i++) {
         n_out += pieces[i].n;
     }
-    float *joined = s->bias ? xmalloc((size_t)n_out * sizeof *joined) : NULL;
-    enum status st = join_pieces(l, s, pieces, parts);
+    float *joined = s->bias ? xmalloc((size_t)n_out * sizeof *joined) : NULL, *made = NULL;
+    enum status st = join_pieces(l, s, pieces, parts, &made);
     if (st == OK && s->bias) {
         st = join_biases(l, s, pieces, n_out, joined);
         bias = weight_part_plain(joined, DT_F32, 1, n_out, n_out);
@@ -94,6 +141,7 @@ enum status part_linear(struct loader *l, const struct stack *s, enum dtype dtyp
     requantise_clear(&l->requantise);
     free(parts);
     free(joined);
+    free(made);
     return st;
 }
 

@@ -97,7 +97,39 @@ def laguna(rng):
     return c
 
 
+def mimo_v2_flash(rng):
+    c = heads(rng)
+    kv, groups = rng.choice([1, 2]), rng.choice([1, 2, 3])
+    c.update(num_attention_heads=2 * kv * groups, num_key_value_heads=kv)  # sliding layers have twice as many
+    c["head_dim"] = rng.choice([8, 32, 72, 128, 192])  # the class's share rotates an even number
+    n_group = rng.choice([1, 2])
+    c.update(
+        attention_bias=rng.random() < 0.3,
+        attention_value_scale=rng.choice([None, 0.707, 1.3]),
+        moe_intermediate_size=rng.choice([24, 40]),
+        n_group=n_group,
+        n_routed_experts=8,
+        norm_topk_prob=rng.random() < 0.7,
+        num_experts_per_tok=rng.choice([1, 2, 4]),
+        routed_scaling_factor=rng.choice([None, 2.5]),
+        sliding_window=WINDOW,
+        topk_group=rng.randint(1, n_group),
+        v_head_dim=rng.choice([v for v in (8, 24, 128, 192) if v <= c["head_dim"]]),
+    )
+    if rng.random() < 0.8:
+        c["layer_types"] = layer_types(rng, c["num_hidden_layers"])
+    mlp_layer_types(rng, c)
+    c["rope_parameters"] = {}
+    for kind in ("full_attention", "sliding_attention"):
+        partial = rng.choice([0.5, 1.0])
+        c["rope_parameters"][kind] = rope(
+            rng, int(c["head_dim"] * partial), ("default", "linear"), partial_rotary_factor=partial
+        )
+    return c
+
+
 FAMILIES = {
+    "mimo_v2_flash": mimo_v2_flash,
     "laguna": laguna,
     "axk1": axk1,
     "afmoe": afmoe,
