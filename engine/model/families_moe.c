@@ -397,7 +397,8 @@ static enum status read_llama4(const struct json *j, struct model_config *c, str
 /* The thinker's text part. */
 #define QWEN3_OMNI_MOE                                                                             \
     "{\"num_key_value_heads\":4,\"max_position_embeddings\":32768,\"num_experts\":128,"            \
-    "\"num_experts_per_tok\":8,\"moe_intermediate_size\":768,\"norm_topk_prob\":true}"
+    "\"num_experts_per_tok\":8,\"moe_intermediate_size\":768,\"norm_topk_prob\":true,"             \
+    "\"other_keys\":{\"num_local_experts\":\"num_experts\"}}"
 
 #define QWEN3_VL_MOE                                                                               \
     "{\"head_dim\":128,\"max_position_embeddings\":128000,\"rope_theta\":500000,"                  \

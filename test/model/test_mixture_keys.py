@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keys of config.json in mixtures of experts with attention of their own (AFMoE, Laguna, MiMo-V2-Flash, GLM-4.5V, Command A+,
+Sarvam, A.X K1 and others): which may be missing or written differently without changing the answer, and which values are
+refused by name."""
+import json
+import os
+
+import pytest
+
+from golden import FAMILIES, GOLDEN
+from test_checkpoint import Checkpoint, dummy_scores, run, scores
+from test_family_keys import GONE, changed
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+@pytest.mark.parametrize("source, values", [
+    ("afmoe", {"layer_types": GONE, "global_attn_every_n_layers": GONE, "num_dense_layers": GONE, "rms_norm_eps": GONE}),
+    ("afmoe", {"layer_types": [SLIDING] * 3 + [FULL, SLIDING], "global_attn_every_n_layers": 3}),
+    ("laguna", {"gating": GONE, "mlp_layer_types": GONE, "moe_router_logit_softcapping": 0.0, "rms_norm_eps": GONE}),
+    ("laguna", {"gating": "per-head"}),
+    ("mimo-v2-flash", {"hybrid_layer_pattern": GONE, "moe_layer_freq": GONE, "layernorm_epsilon": GONE, "swa_rope_theta": GONE,
+                       "swa_num_key_value_heads": GONE, "attention_value_scale": GONE, "sliding_window": 9}),
+    ("mimo-v2-flash", {"sliding_window_size": GONE, "sliding_window": 24}),
+    ("mimo-v2-flash", {"rope_parameters": {
+        kind: {"rope_type": "default", "rope_theta": theta, "partial_rotary_factor": 0.334}
+        for kind, theta in ((FULL, 5e6), (SLIDING, 1e4))}}),
+    ("glm-4.5v", {"first_k_dense_replace": GONE, "n_shared_experts": GONE, "attention_bias": GONE, "rms_norm_eps": GONE}),
+    ("command-a-plus", {"layer_types": GONE, "mlp_layer_types": GONE, "first_k_dense_replace": 1, "norm_topk_prob": GONE,
+                        "prefix_dense_sliding_window_pattern": GONE, "sliding_window_pattern": GONE, "rms_norm_eps": GONE,
+                        "shared_expert_combination_strategy": GONE, "tie_word_embeddings": GONE}),
+    ("sarvam-moe", {"num_experts": GONE, "n_routed_experts": 8, "use_qk_norm": GONE, "use_qkv_bias": GONE, "rope_theta": GONE,
+                    "routed_scaling_factor": GONE}),
+    ("a.x-k1", {"first_k_dense_replace": GONE, "mlp_layer_types": ["dense"] + ["sparse"] * 3, "rope_interleave": GONE}),
+    ("a.x-k1", {"first_k_dense_replace": GONE, "moe_layer_freq": GONE, "routed_scaling_factor": GONE}),
+])
+def test_other_spellings_give_the_same_answer(source, values, tmp_path):
+    assert scores(changed(tmp_path / "model", source, values)) == scores(os.path.join(FAMILIES, source))
+
+
+@pytest.mark.parametrize("source, values", [
+    ("afmoe", {"mup_enabled": False}),
+    ("afmoe", {"route_scale": 1.0}),
+    ("afmoe", {"layer_types": [SLIDING] * 5}),
+    ("laguna", {"moe_routed_scaling_factor": 1.0}),
+    ("laguna", {"sliding_window": 25}),
+    ("mimo-v2-flash", {"attention_value_scale": None}),
+    ("mimo-v2-flash", {"sliding_window_size": 24}),
+    ("mimo-v2-flash", {"layernorm_epsilon": 1e-2}),
+    ("command-a-plus", {"shared_expert_combination_strategy": "sum"}),
+    ("command-a-plus", {"expert_selection_fn": "softmax"}),
+    ("command-a-plus", {"norm_topk_prob": False}),
+    ("command-a-plus", {"prefix_dense_sliding_window_pattern": 2}),
+    ("command-a-plus", {"rms_norm_eps": 1e-5}),
+    ("sarvam-moe", {"routed_scaling_factor": 1.0}),
+    ("a.x-k1", {"topk_group": 1}),
+])
+def test_the_key_changes_the_answer(source, values, tmp_path):
+    assert scores(changed(tmp_path / "model", source, values)) != scores(os.path.join(FAMILIES, source))
+
+
+@pytest.mark.parametrize("source, values, named", [
+    ("afmoe", {"global_attn_every_n_layers": 0}, ["global_attn_every_n_layers", "from 1"]),
+    ("laguna", {"gating": False}, ["gating", "false"]),
+    ("laguna", {"gating": "per-layer"}, ["gating", "per-layer"]),
+    ("laguna", {"moe_router_logit_softcapping": 30.0}, ["moe_router_logit_softcapping"]),
+    ("laguna", {"moe_apply_router_weight_on_input": True}, ["moe_apply_router_weight_on_input true"]),
+    ("laguna", {"num_attention_heads_per_layer": [4, 8]}, ["num_attention_heads_per_layer", "fewer"]),
+    ("laguna", {"num_attention_heads_per_layer": [4, 8, 8, 3]}, ["num_attention_heads_per_layer", "3 heads"]),
+    ("mimo-v2-flash", {"swa_rope_theta": 20000}, ["swa_rope_theta"]),
+    ("mimo-v2-flash", {"swa_head_dim": 64}, ["swa_head_dim"]),
+    ("mimo-v2-flash", {"swa_v_head_dim": 64}, ["swa_v_head_dim"]),
+    ("mimo-v2-flash", {"swa_num_key_value_heads": 3}, ["4 heads", "3 key/value heads"]),
+    ("mimo-v2-flash", {"v_head_dim": 80, "swa_v_head_dim": GONE}, ["v_head_dim", "from 1 to 72"]),
+    ("mimo-v2-flash", {"add_full_attention_sink_bias": True}, ["add_full_attention_sink_bias true"]),
+    ("mimo-v2-flash", {"hybrid_layer_pattern": [0, 1]}, ["hybrid_layer_pattern", "fewer"]),
+    ("mimo-v2-flash", {"attention_value_scale": 0.0}, ["attention_value_scale"]),
+    ("command-a-plus", {"expert_selection_fn": "relu"}, ["expert_selection_fn", "relu"]),
+    ("command-a-plus", {"shared_expert_combination_strategy": "max"}, ["shared_expert_combination_strategy", "max"]),
+    ("a.x-k1", {"moe_layer_freq": [1, 1, 1, 1]}, ["moe_layer_freq"]),
+])
+def test_what_is_not_supported_is_refused_by_name(source, values, named, tmp_path):
+    done = run(changed(tmp_path / "model", source, values))
+    assert done.returncode == 1 and len(done.stderr.strip().splitlines()) == 1, done.stderr
+    assert all(word in done.stderr for word in named), done.stderr
+
+
+ROPES = {kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in ((FULL, 5e5), (SLIDING, 1e4))}
+MLA = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128, "n_shared_experts": 1,
+       "first_k_dense_replace": 1, "num_experts_per_tok": 8, "moe_intermediate_size": 2048, "routed_scaling_factor": 2.5}
+USUAL = {  # transformers' defaults
+    "afmoe": {"head_dim": 128, "rms_norm_eps": 1e-5, "sliding_window": 1024, "moe_intermediate_size": 1408, "num_experts": 64,
+              "num_experts_per_tok": 6, "num_shared_experts": 2, "num_dense_layers": 1, "global_attn_every_n_layers": 4,
+              "route_scale": 1.0, "mup_enabled": False},
+    "sarvam_moe": {"num_key_value_heads": 4, "head_dim": 64, "rope_theta": 8e6, "use_qk_norm": True, "n_shared_experts": 1,
+                   "n_routed_experts": 128, "num_experts_per_tok": 6, "moe_intermediate_size": 1024,
+                   "routed_scaling_factor": 2.5, "first_k_dense_replace": 1, "norm_topk_prob": True},
+    "granitemoe": {"attention_multiplier": 1.0, "num_local_experts": 8, "num_experts_per_tok": 2},
+    "olmoe": {"rms_norm_eps": 1e-5, "num_experts": 64, "num_experts_per_tok": 8, "norm_topk_prob": False},
+    "flex_olmo": {"rope_theta": 5e5, "num_experts": 7, "num_experts_per_tok": 5, "norm_topk_prob": False},
+    "mellum": {"num_key_value_heads": 4, "head_dim": 128, "num_experts": 64, "num_experts_per_tok": 8,
+               "moe_intermediate_size": 896, "norm_topk_prob": True, "rope_parameters": ROPES},
+    "cohere2_moe": {"head_dim": 128, "layer_norm_eps": 1e-5, "sliding_window": 4096, "num_experts": 8, "num_experts_per_tok": 2,
+                    "logit_scale": 0.0625, "tie_word_embeddings": True, "expert_selection_fn": "softmax",
+                    "sliding_window_pattern": 4},
+    "laguna": {"num_key_value_heads": 8, "head_dim": 128, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512,
+               "num_experts": 256, "num_experts_per_tok": 8, "gating": True, "layer_types": [FULL] * 4, "rope_parameters": {
+                   FULL: {**ROPES[FULL], "partial_rotary_factor": 0.5}, SLIDING: ROPES[SLIDING]}},
+    "mimo_v2_flash": {"num_key_value_heads": 4, "head_dim": 192, "v_head_dim": 128, "rms_norm_eps": 1e-5, "sliding_window": 129,
+                      "n_routed_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 2048,
+                      "attention_value_scale": 0.707, "layer_types": [FULL] + [SLIDING] * 3},
+    "sarvam_mla": {**MLA, "n_routed_experts": 128, "n_group": 1, "topk_group": 1},
+    "axk1": {**MLA, "n_routed_experts": 192, "q_lora_rank": 1536, "n_group": 8, "topk_group": 4},
+}
+
+
+@pytest.mark.parametrize("family", USUAL)
+def test_missing_keys_have_the_classs_defaults(family, tmp_path):
+    bare = {"model_type": family, "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 8, "vocab_size": 384,
+            "intermediate_size": 32, "eos_token_id": 2}
+    assert dummy_scores(tmp_path / "bare", bare) == dummy_scores(tmp_path / "full", {**bare, **USUAL[family]})
+
+
+def test_clipped_products_are_refused(tmp_path):
+    config = {"model_type": "olmoe", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 384,
+              "clip_qkv": 8.0}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    done = run(str(tmp_path), "--load-format", "dummy")
+    assert done.returncode == 1 and "clip_qkv" in done.stderr
+
+
+def test_qwen3_omni_is_its_thinker(tmp_path):
+    """The config is nested twice; the parts that speak are passed over."""
+    source = os.path.join(GOLDEN, "qwen3-moe")
+    c = Checkpoint(tmp_path / "model", source)
+    text = {**c.config, "model_type": "qwen3_omni_moe_text"}
+    c.config = {"model_type": "qwen3_omni_moe", "thinker_config": {"text_config": text, "model_type": "qwen3_omni_moe_thinker"},
+                "talker_config": {"text_config": {"hidden_size": 4}}}
+    c.write_config()
+    c.header = {name if name == "__metadata__" else f"thinker.{name}": of for name, of in c.header.items()}
+    c.write()
+    assert scores(c.folder) == scores(source)
