@@ -13,6 +13,9 @@ static const struct tensor_names phi3_names = {BASE_NAMES, .qkv = "self_attn.qkv
 
 static const struct tensor_names olmo2_names = {OLMO2_NAMES, FFN_NAMES};
 
+static const struct tensor_names granite_swa_names = {BASE_NAMES, QKV_NAMES, FFN_NAMES,
+                                                      .sinks = "self_attn.sinks"};
+
 static const struct tensor_names starcoder2_names = {BASE_NAMES, QKV_NAMES, .up = "mlp.c_fc",
                                                      .down = "mlp.c_proj"};
 
@@ -175,6 +178,49 @@ enum status family_granite(const struct json *j, struct model_config *c, struct 
     return OK;
 }
 
+/* A base of 0 in layer_rope_theta means no positions. All others must be that of the rope. */
+static enum status granite_positions(const struct json *j, struct model_config *c, struct err *err)
+{
+    const struct json *list = json_get(j, "layer_rope_theta"), *item = json_first(list);
+    const double usual = json_get_number(j, "rope_theta", 10000.0);
+    const double theta = json_get_number(rope_params(j), "rope_theta", usual);
+    if (!json_is(list, JSON_ARRAY)) {
+        return OK;
+    }
+    if (json_count(list) < (size_t)c->n_layers) {
+        return err_set(err, ERR_FORMAT,
+                       "config.json: layer_rope_theta has fewer entries than layers");
+    }
+    for (int32_t i = 0; i < c->n_layers; i++, item = json_next(item)) {
+        const double own = json_number(item, 0.0);
+        const bool none = !(fabs(own) > 0.0);
+        if (!none && fabs(own - theta) > 0.0) {
+            return err_set(err, ERR_UNSUPPORTED,
+                           "config.json: layer_rope_theta with values other than 0 and rope_theta "
+                           "is not supported");
+        }
+        c->layers[i].rope = none ? -1 : 0;
+    }
+    return OK;
+}
+
+enum status family_granite_swa(const struct json *j, struct model_config *c, struct err *err)
+{
+    TRY(family_granite(j, c, err));
+    c->sinks = true;
+    family_window_on_all(j, c);
+    for (int32_t i = 0; i < c->n_layers; i += 4) {
+        c->layers[i].window = 0;
+    }
+    return granite_positions(j, c, err);
+}
+
+static enum status read_granite_swa(const struct json *j, struct model_config *c, struct err *err)
+{
+    c->tied = true;
+    return family_granite_swa(j, c, err);
+}
+
 /* Layers without rope may have a window; the others see the whole context. */
 static enum status read_smollm3(const struct json *j, struct model_config *c, struct err *err)
 {
@@ -303,6 +349,10 @@ static const struct family rows[] = {
      "{\"eos_token_id\":255001,\"max_position_embeddings\":8192,\"sliding_window\":4096}",
      read_cohere2},
     {"granite", &llama_names, "{\"eos_token_id\":2,\"attention_multiplier\":1}", family_granite},
+    {"granite_swa", &granite_swa_names,
+     "{\"eos_token_id\":100257,\"num_key_value_heads\":4,\"max_position_embeddings\":8192,"
+     "\"rms_norm_eps\":1e-5,\"sliding_window\":128,\"attention_multiplier\":1}",
+     read_granite_swa},
     {"smollm3", &llama_names,
      "{\"eos_token_id\":128001,"
      "\"num_key_value_heads\":4,\"max_position_embeddings\":32768,\"rope_theta\":2000000}",

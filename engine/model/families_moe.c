@@ -24,6 +24,16 @@ static const struct tensor_names qwen3_vl_moe_names = {
 
 static const struct tensor_names granite_moe_names = {BASE_NAMES, QKV_NAMES, GRANITE_MOE_NAMES};
 
+static const struct tensor_names granite_moe_swa_names = {
+    BASE_NAMES,
+    QKV_NAMES,
+    .sinks = "self_attn.sinks",
+    .router = "block_sparse_moe.router",
+    .experts_gate_up = "block_sparse_moe.experts.gate_up_proj",
+    .experts_down = "block_sparse_moe.experts.down_proj",
+    .shared_gate_up = "shared_mlp.input_linear",
+    .shared_down = "shared_mlp.output_linear"};
+
 static const struct tensor_names flex_olmo_names = {OLMO2_NAMES, EXPERT_NAMES};
 
 static const struct tensor_names cohere2_moe_names = {BASE_NAMES, QKV_NAMES, FFN_NAMES,
@@ -210,6 +220,13 @@ enum status family_granite_experts(const struct json *j, struct model_config *c,
     c->shared_ffn = (int32_t)shared;
     c->scoring = MOE_TOPK_SOFTMAX;
     return OK;
+}
+
+static enum status read_granite_moe_swa(const struct json *j, struct model_config *c,
+                                        struct err *err)
+{
+    TRY(family_granite_swa(j, c, err));
+    return family_granite_experts(j, c, err);
 }
 
 /* Experts as in Qwen 3. */
@@ -421,6 +438,10 @@ static const struct family rows[] = {
     {"qwen3_vl_moe", &qwen3_vl_moe_names, QWEN3_VL_MOE, read_qwen3_vl_moe},
     {"granitemoe", &granite_moe_names, GRANITE_MOE, read_granite_moe},
     {"granitemoeshared", &granite_moe_names, GRANITE_MOE, read_granite_moe},
+    {"granitemoe_swa", &granite_moe_swa_names,
+     "{\"eos_token_id\":2,\"attention_multiplier\":1,\"num_local_experts\":8,"
+     "\"num_experts_per_tok\":2,\"sliding_window\":128}",
+     read_granite_moe_swa},
     {"olmoe", &qwen3_moe_names,
      "{\"eos_token_id\":50279,\"max_position_embeddings\":4096,\"rms_norm_eps\":1e-5,"
      "\"num_experts\":64,\"num_experts_per_tok\":8,"

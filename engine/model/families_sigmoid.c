@@ -92,6 +92,14 @@ static const struct tensor_names mimo_v2_names = {BASE_NAMES,
                                                   .sinks = "self_attn.attention_sink_bias",
                                                   .correction = "mlp.gate.e_score_correction_bias"};
 
+static const struct tensor_names flint_names = {BASE_NAMES,
+                                                QKV_NAMES,
+                                                QK_NORM_NAMES,
+                                                FFN_NAMES,
+                                                EXPERT_NAMES,
+                                                SHARED_EXPERT_NAMES,
+                                                .sinks = "self_attn.softmax_offset"};
+
 /* Norms over the whole width of q and k. */
 static enum status read_minimax_m2(const struct json *j, struct model_config *c, struct err *err)
 {
@@ -331,6 +339,30 @@ static enum status read_mimo_v2(const struct json *j, struct model_config *c, st
     return family_routing_v3(j, c, err);
 }
 
+/* Qwen 3's attention with sinks, where only layers with a window have positions. There is no
+ * correction. */
+static enum status read_flint(const struct json *j, struct model_config *c, struct err *err)
+{
+    TRY(family_experts(j, "num_experts", "moe_intermediate_size", c, err));
+    TRY(family_size(j, "shared_expert_intermediate_size", 1 << 22, &c->shared_ffn, err));
+    c->scoring = MOE_SIGMOID;
+    c->renormalise = json_get_bool(j, "norm_topk_prob", true);
+    c->q_bias = c->o_bias = json_get_bool(j, "attention_bias", false);
+    c->qk_norm = QK_NORM_HEAD;
+    c->sinks = c->full_without_rope = true;
+    family_sparse_steps(j, c);
+    family_window_on_all(j, c);
+    const bool listed = json_type(json_get(j, "mlp_only_layers")) != JSON_NULL;
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        struct layer_config *l = &c->layers[i];
+        l->moe = l->moe && (listed || i >= 2);
+        if (i < 2 || i % 4 == 1 || i == c->n_layers - 1) {
+            l->window = 0;
+        }
+    }
+    return OK;
+}
+
 /* The language part. Positions of text are the same in all sections of its rope. */
 #define GLM4V_MOE                                                                                  \
     "{\"num_key_value_heads\":8,\"max_position_embeddings\":65536,\"rms_norm_eps\":1e-5,"          \
@@ -383,6 +415,11 @@ static const struct family rows[] = {
      "\"sliding_window\":1024,\"moe_intermediate_size\":1408,\"num_experts\":64,"
      "\"num_experts_per_tok\":6,\"num_shared_experts\":2}",
      read_afmoe},
+    {"flint", &flint_names,
+     "{\"num_key_value_heads\":4,\"head_dim\":128,\"max_position_embeddings\":262144,"
+     "\"sliding_window\":513,\"moe_intermediate_size\":512,"
+     "\"shared_expert_intermediate_size\":1024,\"num_experts\":256,\"num_experts_per_tok\":6}",
+     read_flint},
     {"mimo_v2_flash", &mimo_v2_names,
      "{\"num_key_value_heads\":4,\"head_dim\":192,\"v_head_dim\":128,"
      "\"max_position_embeddings\":131072,\"rms_norm_eps\":1e-5,\"sliding_window\":129,"

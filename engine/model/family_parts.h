@@ -118,6 +118,9 @@ enum status family_must_be(const struct json *j, const char *key, bool value, st
 enum status family_granite_experts(const struct json *j, struct model_config *c, struct err *err);
 /* Granite's factors of embeddings, branches, scores and logits. */
 enum status family_granite(const struct json *j, struct model_config *c, struct err *err);
+/* The same with sinks, and full attention in every fourth layer, beginning with the first.
+ * layer_rope_theta selects the layers with positions. */
+enum status family_granite_swa(const struct json *j, struct model_config *c, struct err *err);
 /* Cohere's attention: interleaved pairs; both sub-layers read the same norm. */
 enum status family_cohere(const struct json *j, struct model_config *c, struct err *err);
 /* OLMo 2's norms: over the whole width of q and k, and of the results of sub-layers only. */

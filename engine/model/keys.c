@@ -219,6 +219,7 @@ static const struct key config_keys[] = {
     FACTOR("moe_routed_scaling_factor", 0),
     FACTOR("moe_router_logit_softcapping", 0),
     SWITCH("moe_apply_router_weight_on_input"),
+    {"layer_rope_theta", NUMBERS, 0, 1e15},
     SWITCH("tie_word_embeddings"),
     SWITCH("attention_bias"),
     SWITCH("mlp_bias"),

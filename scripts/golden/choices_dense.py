@@ -104,6 +104,21 @@ def granite(rng):
     return c
 
 
+def granite_windows(rng, c):
+    layers = c["num_hidden_layers"]
+    c["sliding_window"] = WINDOW
+    if rng.random() < 0.6:
+        c["layer_types"] = layer_types(rng, layers)
+    if rng.random() < 0.7:
+        theta = c["rope_parameters"]["rope_theta"]
+        c["layer_rope_theta"] = [rng.choice([0, theta]) for _ in range(layers)]
+    return c
+
+
+def granite_swa(rng):
+    return granite_windows(rng, granite(rng))
+
+
 def smollm3(rng):
     c = heads(rng)
     c.update(attention_bias=rng.random() < 0.3, mlp_bias=rng.random() < 0.3)
@@ -228,6 +243,7 @@ FAMILIES = {
     "phi3": phi3,
     "olmo2": olmo2,
     "granite": granite,
+    "granite_swa": granite_swa,
     "smollm3": smollm3,
     "starcoder2": starcoder2,
     "stablelm": stablelm,

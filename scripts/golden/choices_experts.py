@@ -2,7 +2,7 @@
 """Random configurations of families with experts: functions of a random.Random."""
 
 from choices import WINDOW, heads, layer_types, qwen_windows, rope
-from choices_dense import exaone4, granite, hunyuan_rope, mistral, olmo2, query_growth
+from choices_dense import exaone4, granite, granite_windows, hunyuan_rope, mistral, olmo2, query_growth
 
 
 def mixtral(rng):
@@ -220,6 +220,10 @@ def granitemoeshared(rng):
     return {**granitemoe(rng), "shared_intermediate_size": rng.choice([0, 24, 56])}
 
 
+def granitemoe_swa(rng):
+    return granite_windows(rng, granitemoeshared(rng))
+
+
 def flex_olmo(rng):
     c = olmo2(rng)
     n, k = picked(rng)
@@ -292,6 +296,7 @@ FAMILIES = {
     "qwen3_omni_moe_text": qwen3_omni_moe,
     "granitemoe": granitemoe,
     "granitemoeshared": granitemoeshared,
+    "granitemoe_swa": granitemoe_swa,
     "olmoe": flex_olmo,
     "flex_olmo": flex_olmo,
     "cohere2_moe": cohere2_moe,

@@ -128,7 +128,29 @@ def mimo_v2_flash(rng):
     return c
 
 
+def flint(rng):
+    c = heads(rng)
+    n, k = picked(rng)
+    layers = c["num_hidden_layers"]
+    c.update(
+        attention_bias=rng.random() < 0.3,
+        decoder_sparse_step=rng.choice([1, 1, 2]),
+        mlp_only_layers=rng.choice([None, [], [0]]),
+        moe_intermediate_size=rng.choice([24, 40]),
+        norm_topk_prob=rng.random() < 0.7,
+        num_experts=n,
+        num_experts_per_tok=k,
+        shared_expert_intermediate_size=rng.choice([24, 56]),
+        sliding_window=WINDOW,
+    )
+    if rng.random() < 0.6:
+        c["layer_types"] = layer_types(rng, layers)
+    c["rope_parameters"] = rope(rng, c["head_dim"], ("default", "linear", "yarn"))
+    return c
+
+
 FAMILIES = {
+    "flint": flint,
     "mimo_v2_flash": mimo_v2_flash,
     "laguna": laguna,
     "axk1": axk1,

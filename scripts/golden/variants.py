@@ -100,6 +100,8 @@ def leave_to_the_class(rng, values, family):
     if family == "minimax_m2":  # its class ignores rotary_dim
         kept["rope_parameters"] = values["rope_parameters"]
     asked = family.startswith("hunyuan") or "rope_parameters" in kept  # Mixtral's scalings need the size
+    if "layer_rope_theta" in values:  # its values are that of the rope, or 0
+        kept["rope_parameters"] = values["rope_parameters"]
     if "head_dim" in values and asked:
         kept["head_dim"] = values["head_dim"]
     if values.get("sliding_window", 0) is None and "layer_types" in values:  # otherwise EXAONE's class fails
