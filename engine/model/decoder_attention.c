@@ -85,7 +85,8 @@ static enum status run_indexer(struct flow *f, int32_t layer, struct tensor in)
     struct model *m = f->m;
     const struct index_config *c = &m->config->index;
     const struct layer_weights *w = &m->layers[layer];
-    const int32_t first = m->shard.n_heads * (m->config->nope_dim + m->config->rope_dim);
+    const int32_t first = model_layer_share(m->config, &m->shard, layer).n_heads *
+                          (m->config->nope_dim + m->config->rope_dim);
     struct tensor q = m->qkv;
     q.mem = dmem_at(q.mem, (size_t)first * dtype_bytes(q.dtype));
     struct index_store_args store = {.q = q,

@@ -190,30 +190,32 @@ static enum status read_sparse(const struct json *j, struct model_config *c, str
                        "config.json: moe_layer_freq other than 1 is not supported");
     }
     return family_dense_layers(j, json_get_int(j, "first_k_dense_replace", 3), c, err);
-    /* Layers with experts have a norm of their result. mlp_layer_types takes precedence over the
-     * older keys. */
-    static enum status read_axk1(const struct json *j, struct model_config *c, struct err *err)
-    {
-        TRY(read_deepseek_v3(j, c, err));
-        c->mlp_without_post_norm = c->correction_may_lack = true;
-        if (json_is(json_get(j, "mlp_layer_types"), JSON_ARRAY)) {
-            return family_dense_layers(j, 0, c, err);
-        }
-        return OK;
-    }
+}
 
-    /* DeepSeek's attention with queries scaled by position, and with a different router. */
-    static enum status read_mistral4(const struct json *j, struct model_config *c, struct err *err)
-    {
-        TRY(read_deepseek(j, c, err));
-        TRY(family_query_growth(j, c, err));
-        c->scoring = MOE_SOFTMAX_TOPK;
-        c->renormalise = json_get_bool(j, "norm_topk_prob", true);
-        if (c->n_group > 1) {
-            return err_set(err, ERR_UNSUPPORTED, "config.json: n_group above 1 is not supported");
-        }
-        return OK;
+/* Layers with experts have a norm of their result. mlp_layer_types takes precedence over the
+ * older keys. */
+static enum status read_axk1(const struct json *j, struct model_config *c, struct err *err)
+{
+    TRY(read_deepseek_v3(j, c, err));
+    c->mlp_without_post_norm = c->correction_may_lack = true;
+    if (json_is(json_get(j, "mlp_layer_types"), JSON_ARRAY)) {
+        return family_dense_layers(j, 0, c, err);
     }
+    return OK;
+}
+
+/* DeepSeek's attention with queries scaled by position, and with a different router. */
+static enum status read_mistral4(const struct json *j, struct model_config *c, struct err *err)
+{
+    TRY(read_deepseek(j, c, err));
+    TRY(family_query_growth(j, c, err));
+    c->scoring = MOE_SOFTMAX_TOPK;
+    c->renormalise = json_get_bool(j, "norm_topk_prob", true);
+    if (c->n_group > 1) {
+        return err_set(err, ERR_UNSUPPORTED, "config.json: n_group above 1 is not supported");
+    }
+    return OK;
+}
 
 #define V3_DEFAULTS                                                                                \
     "{\"eos_token_id\":1,"                                                                         \
@@ -226,58 +228,58 @@ static enum status read_sparse(const struct json *j, struct model_config *c, str
     "\"num_experts_per_tok\":8,\"moe_intermediate_size\":2048,\"routed_scaling_factor\":2.5,"      \
     "\"first_k_dense_replace\":3,\"index_topk\":2048,\"index_head_dim\":128,"
 
-    static const struct family rows[] = {
-        {"deepseek_v2", &deepseek_names, "{\"eos_token_id\":2,\"n_shared_experts\":2}",
-         read_deepseek_v2},
-        {"deepseek_v3", &deepseek_names, V3_DEFAULTS, read_deepseek_v3},
-        {"kimi_k2", &deepseek_names, V3_DEFAULTS, read_deepseek_v3},
-        {"kimi_k25", &deepseek_names, V3_DEFAULTS, read_deepseek_v3},
-        {"deepseek_v32", &deepseek_names,
-         "{\"eos_token_id\":1," SPARSE_DEFAULTS "\"n_group\":8,\"topk_group\":4,"
-         "\"max_position_embeddings\":163840,\"q_lora_rank\":1536,\"qk_nope_head_dim\":128,"
-         "\"v_head_dim\":128,\"index_n_heads\":64}",
-         read_sparse},
-        {"glm_moe_dsa", &deepseek_names,
-         "{\"eos_token_id\":1," SPARSE_DEFAULTS "\"rms_norm_eps\":1e-5,"
-         "\"max_position_embeddings\":202752,\"q_lora_rank\":2048,\"qk_nope_head_dim\":192,"
-         "\"v_head_dim\":256,\"index_n_heads\":32,\"indexer_rope_interleave\":true}",
-         read_sparse},
-        {"sarvam_mla", &deepseek_names,
-         "{\"eos_token_id\":1,\"max_position_embeddings\":4096,\"kv_lora_rank\":512,"
-         "\"qk_rope_head_dim\":64,\"qk_nope_head_dim\":128,\"v_head_dim\":128,"
-         "\"n_routed_experts\":128,\"n_shared_experts\":1,\"first_k_dense_replace\":1,"
-         "\"num_experts_per_tok\":8,\"moe_intermediate_size\":2048,\"routed_scaling_factor\":2.5,"
-         "\"other_keys\":{\"num_experts\":\"n_routed_experts\","
-         "\"num_local_experts\":\"n_routed_experts\","
-         "\"num_shared_experts\":\"n_shared_experts\"}}",
-         read_deepseek_v3},
-        {"axk1", &axk1_names,
-         "{\"eos_token_id\":163691,\"max_position_embeddings\":32768,\"kv_lora_rank\":512,"
-         "\"q_lora_rank\":1536,\"qk_rope_head_dim\":64,\"qk_nope_head_dim\":128,\"v_head_dim\":128,"
-         "\"n_routed_experts\":192,\"n_shared_experts\":1,\"first_k_dense_replace\":1,\"n_group\":"
-         "8,"
-         "\"topk_group\":4,\"num_experts_per_tok\":8,\"moe_intermediate_size\":2048,"
-         "\"routed_scaling_factor\":2.5}",
-         read_axk1},
-        {"glm4_moe_lite", &deepseek_names,
-         "{\"eos_token_id\":1,\"rms_norm_eps\":1e-5,\"max_position_embeddings\":202752,"
-         "\"kv_lora_rank\":512,\"q_lora_rank\":768,\"qk_rope_head_dim\":64,\"qk_nope_head_dim\":"
-         "192,"
-         "\"v_head_dim\":256,\"n_routed_experts\":64,\"n_shared_experts\":1,\"num_experts_per_"
-         "tok\":4,"
-         "\"moe_intermediate_size\":1536,\"routed_scaling_factor\":1.8,\"num_nextn_predict_"
-         "layers\":1}",
-         read_glm4_moe_lite},
-        {"mistral4", &deepseek_names,
-         "{\"eos_token_id\":2,"
-         "\"moe_intermediate_size\":2048,\"n_shared_experts\":1,\"n_routed_experts\":128,"
-         "\"num_experts_per_tok\":4,"
-         "\"kv_lora_rank\":256,\"q_lora_rank\":1024,\"qk_rope_head_dim\":64,\"qk_nope_head_dim\":"
-         "64,"
-         "\"v_head_dim\":128,\"max_position_embeddings\":1048576,"
-         "\"rope_of_class\":{\"rope_type\":\"yarn\",\"rope_theta\":10000,\"factor\":128,"
-         "\"original_max_position_embeddings\":8192,\"mscale\":1,\"mscale_all_dim\":1,"
-         "\"llama_4_scaling_beta\":0.1}}",
-         read_mistral4},
-    };
-    const struct family_table families_mla = {rows, sizeof rows / sizeof rows[0]};
+static const struct family rows[] = {
+    {"deepseek_v2", &deepseek_names, "{\"eos_token_id\":2,\"n_shared_experts\":2}",
+     read_deepseek_v2},
+    {"deepseek_v3", &deepseek_names, V3_DEFAULTS, read_deepseek_v3},
+    {"kimi_k2", &deepseek_names, V3_DEFAULTS, read_deepseek_v3},
+    {"kimi_k25", &deepseek_names, V3_DEFAULTS, read_deepseek_v3},
+    {"deepseek_v32", &deepseek_names,
+     "{\"eos_token_id\":1," SPARSE_DEFAULTS "\"n_group\":8,\"topk_group\":4,"
+     "\"max_position_embeddings\":163840,\"q_lora_rank\":1536,\"qk_nope_head_dim\":128,"
+     "\"v_head_dim\":128,\"index_n_heads\":64}",
+     read_sparse},
+    {"glm_moe_dsa", &deepseek_names,
+     "{\"eos_token_id\":1," SPARSE_DEFAULTS "\"rms_norm_eps\":1e-5,"
+     "\"max_position_embeddings\":202752,\"q_lora_rank\":2048,\"qk_nope_head_dim\":192,"
+     "\"v_head_dim\":256,\"index_n_heads\":32,\"indexer_rope_interleave\":true}",
+     read_sparse},
+    {"sarvam_mla", &deepseek_names,
+     "{\"eos_token_id\":1,\"max_position_embeddings\":4096,\"kv_lora_rank\":512,"
+     "\"qk_rope_head_dim\":64,\"qk_nope_head_dim\":128,\"v_head_dim\":128,"
+     "\"n_routed_experts\":128,\"n_shared_experts\":1,\"first_k_dense_replace\":1,"
+     "\"num_experts_per_tok\":8,\"moe_intermediate_size\":2048,\"routed_scaling_factor\":2.5,"
+     "\"other_keys\":{\"num_experts\":\"n_routed_experts\","
+     "\"num_local_experts\":\"n_routed_experts\","
+     "\"num_shared_experts\":\"n_shared_experts\"}}",
+     read_deepseek_v3},
+    {"axk1", &axk1_names,
+     "{\"eos_token_id\":163691,\"max_position_embeddings\":32768,\"kv_lora_rank\":512,"
+     "\"q_lora_rank\":1536,\"qk_rope_head_dim\":64,\"qk_nope_head_dim\":128,\"v_head_dim\":128,"
+     "\"n_routed_experts\":192,\"n_shared_experts\":1,\"first_k_dense_replace\":1,\"n_group\":"
+     "8,"
+     "\"topk_group\":4,\"num_experts_per_tok\":8,\"moe_intermediate_size\":2048,"
+     "\"routed_scaling_factor\":2.5}",
+     read_axk1},
+    {"glm4_moe_lite", &deepseek_names,
+     "{\"eos_token_id\":1,\"rms_norm_eps\":1e-5,\"max_position_embeddings\":202752,"
+     "\"kv_lora_rank\":512,\"q_lora_rank\":768,\"qk_rope_head_dim\":64,\"qk_nope_head_dim\":"
+     "192,"
+     "\"v_head_dim\":256,\"n_routed_experts\":64,\"n_shared_experts\":1,\"num_experts_per_"
+     "tok\":4,"
+     "\"moe_intermediate_size\":1536,\"routed_scaling_factor\":1.8,\"num_nextn_predict_"
+     "layers\":1}",
+     read_glm4_moe_lite},
+    {"mistral4", &deepseek_names,
+     "{\"eos_token_id\":2,"
+     "\"moe_intermediate_size\":2048,\"n_shared_experts\":1,\"n_routed_experts\":128,"
+     "\"num_experts_per_tok\":4,"
+     "\"kv_lora_rank\":256,\"q_lora_rank\":1024,\"qk_rope_head_dim\":64,\"qk_nope_head_dim\":"
+     "64,"
+     "\"v_head_dim\":128,\"max_position_embeddings\":1048576,"
+     "\"rope_of_class\":{\"rope_type\":\"yarn\",\"rope_theta\":10000,\"factor\":128,"
+     "\"original_max_position_embeddings\":8192,\"mscale\":1,\"mscale_all_dim\":1,"
+     "\"llama_4_scaling_beta\":0.1}}",
+     read_mistral4},
+};
+const struct family_table families_mla = {rows, sizeof rows / sizeof rows[0]};

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Arbitrary folders of low-rank adapters: a folder is read or refused, and the modules that are read
- * can be found by their names. The input is adapter_config.json, a NUL byte, and the header and the
- * data of adapter_model.safetensors with a NUL byte between them; the header's length is added. */
+/* Arbitrary folders of low-rank adapters: a folder is read or refused, and the modules that are
+ * read can be found by their names. The input is adapter_config.json, a NUL byte, and the header
+ * and the data of adapter_model.safetensors with a NUL byte between them; the header's length is
+ * added. */
 #include "engine/model/adapter.h"
 #include "engine/model/checkpoint.h"
 #include "test/fuzz/fuzz.h"

@@ -37,7 +37,8 @@ static struct backend_ops cpu_ops(void)
 
 TEST(sparse_attention_needs_both_of_its_ops)
 {
-    const char *const sparse = "test/golden-families/glm-5", *const dense = "test/golden/deepseek-v3";
+    const char *const sparse = "test/golden-families/glm-5";
+    const char *const dense = "test/golden/deepseek-v3";
     struct backend_ops without_pick = cpu_ops(), without_store = cpu_ops();
     const struct backend_ops *const lacking[] = {&without_pick, &without_store};
     struct err err = {""};
