@@ -156,6 +156,11 @@ static float activated(enum activation kind, struct act_shape shape, float g, fl
         u = lesser(u, shape.limit);
         u = greater(u, -shape.limit);
         return g / (1.0f + expf(-shape.alpha * g)) * (u + 1.0f);
+    case ACT_XIELU:
+        if (g > 0.0f) {
+            return (shape.rise * g + shape.slope) * g;
+        }
+        return shape.fall * (expm1f(g) - g) + shape.slope * g;
     }
     return 0.0f;
 }

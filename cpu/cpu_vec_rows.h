@@ -153,6 +153,29 @@ VEC_INLINE vf swish(vf x, vf z)
     return vec_quotient(x, vec_set(1.0f) + vec_exp(vec_set(0.0f) - z));
 }
 
+/* e^x - 1 - x for x <= 0. Close to 0, where the difference would cancel, it is the sum of its
+ * series. */
+VEC_INLINE vf exp_above_line(vf x)
+{
+    vf p = vec_set(1.0f / 40320.0f);
+    p = vec_fma(p, x, vec_set(1.0f / 5040.0f));
+    p = vec_fma(p, x, vec_set(1.0f / 720.0f));
+    p = vec_fma(p, x, vec_set(1.0f / 120.0f));
+    p = vec_fma(p, x, vec_set(1.0f / 24.0f));
+    p = vec_fma(p, x, vec_set(1.0f / 6.0f));
+    p = vec_fma(p, x, vec_set(0.5f));
+    vf far = vec_exp(x) - vec_set(1.0f) - x;
+    return vec_select(x > vec_set(-0.5f), p * x * x, far);
+}
+
+VEC_INLINE vf xielu(struct act_shape shape, vf x)
+{
+    const vf zero = vec_set(0.0f), line = vec_set(shape.slope) * x;
+    vf up = vec_fma(vec_set(shape.rise) * x, x, line);
+    vf down = vec_fma(vec_set(shape.fall), exp_above_line(vec_min(x, zero)), line);
+    return vec_select(x > zero, up, down);
+}
+
 /* Uses the sigmoid, so that large inputs do not overflow. */
 VEC_INLINE vf activated(enum activation kind, struct act_shape shape, vf g, vf u)
 {
@@ -169,6 +192,7 @@ VEC_INLINE vf activated(enum activation kind, struct act_shape shape, vf g, vf u
         u = vec_max(vec_min(u, vec_set(shape.limit)), vec_set(-shape.limit));
         return swish(g, g * vec_set(shape.alpha)) * (u + vec_set(1.0f));
     case ACT_GELU: return gelu(g) * u;
+    case ACT_XIELU: return xielu(shape, g);
     }
     return g;
 }

@@ -202,7 +202,7 @@ static enum status activation_ok(const struct activation_args *a)
 {
     const bool gated = a->gated || a->kind == ACT_GPT_OSS, apart = a->up.mem.p;
     if (!fits(a->x, gated && !apart ? 2 * a->width : a->width) || !fits(a->out, a->width) ||
-        a->x.dtype != a->out.dtype ||
+        a->x.dtype != a->out.dtype || (gated && a->kind == ACT_XIELU) ||
         (apart && (!gated || !fits(a->up, a->width) || a->up.dtype != a->x.dtype))) {
         return ERR_INVALID;
     }

@@ -31,8 +31,8 @@ __global__ void activation_vec_kernel(const T *x, int64_t x_stride, const T *up,
 #pragma unroll
     for (int e = 0; e < N; e++) {
         const float f = to_float(g.v[e]);
-        y.v[e] =
-            from_float<T>(GATED ? act_gated<KIND>(f, to_float(u.v[e]), shape) : act_plain<KIND>(f));
+        y.v[e] = from_float<T>(GATED ? act_gated<KIND>(f, to_float(u.v[e]), shape)
+                                     : act_alone<KIND>(f, shape));
     }
     y.store(out + blockIdx.x * out_stride + i);
 }
@@ -52,7 +52,7 @@ __global__ void activation_plain_kernel(const T *x, int64_t x_stride, const T *u
     const float f = to_float(x[blockIdx.x * x_stride + i]);
     out[blockIdx.x * out_stride + i] =
         from_float<T>(GATED ? act_gated<KIND>(f, to_float(up[blockIdx.x * up_stride + i]), shape)
-                            : act_plain<KIND>(f));
+                            : act_alone<KIND>(f, shape));
 }
 
 /* Uses vectors if all pointers and strides allow it. */
@@ -82,6 +82,8 @@ static cudaError_t activation_kind(cudaStream_t stream, const struct activation_
 {
     if (a->gated || a->kind == ACT_GPT_OSS) {
         BY_ACTIVATION(a->kind, KIND, return activation<T, KIND, true>(stream, a));
+    } else if (a->kind == ACT_XIELU) {
+        return activation<T, ACT_XIELU, false>(stream, a);
     } else {
         BY_ACTIVATION(a->kind, KIND, return activation<T, KIND, false>(stream, a));
     }

@@ -206,15 +206,18 @@ struct attention_args {
     const struct key_picks *picks; // only these keys are visible (MLA only); NULL: all
 };
 
-enum activation { ACT_SILU, ACT_GELU_TANH, ACT_GELU, ACT_RELU, ACT_GPT_OSS, ACT_RELU2 };
+/* The kinds before ACT_XIELU are also those of experts. */
+enum activation { ACT_SILU, ACT_GELU_TANH, ACT_GELU, ACT_RELU, ACT_GPT_OSS, ACT_RELU2, ACT_XIELU };
 
-/* ACT_RELU2: max(x, 0) squared. */
+/* ACT_RELU2: max(x, 0) squared. ACT_XIELU, which is never gated: rise * x * x + slope * x if x > 0,
+ * otherwise fall * (exp(x) - 1 - x) + slope * x. */
 
-/* Parameters of ACT_GPT_OSS; other activations ignore them. */
+/* Parameters of ACT_GPT_OSS and of ACT_XIELU; other activations ignore them. */
 struct act_shape {
     float limit, alpha;
+    float rise, fall, slope;
 };
-#define ACT_SHAPE_PUBLISHED ((struct act_shape){7.0f, 1.702f})
+#define ACT_SHAPE_PUBLISHED ((struct act_shape){7.0f, 1.702f, 0.8f, 0.8f, 0.5f})
 
 /* gated: out = act(x[:, :width]) * x[:, width:2 width]; otherwise out = act(x). ACT_GPT_OSS is
  * gated: g = min(gate, limit), u = clamp(up, -limit, limit): g * sigmoid(alpha g) * (u + 1). With

@@ -120,7 +120,8 @@ static enum status read_activation(const struct json *j, struct model_config *c,
     } rows[] = {{"silu", ACT_SILU},          {"swish", ACT_SILU},
                 {"gelu", ACT_GELU},          {"gelu_pytorch_tanh", ACT_GELU_TANH},
                 {"gelu_new", ACT_GELU_TANH}, {"gelu_fast", ACT_GELU_TANH},
-                {"relu", ACT_RELU},          {"relu2", ACT_RELU2}};
+                {"relu", ACT_RELU},          {"relu2", ACT_RELU2},
+                {"xielu", ACT_XIELU}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         if (strcmp(rows[i].name, name) == 0) {
             c->act = rows[i].act;
@@ -503,6 +504,10 @@ static enum status read_config(struct json *root, struct model_config *c, struct
     }
     TRY(read_activation(j, c, err));
     TRY(family->read(j, c, err));
+    if (c->act == ACT_XIELU && !c->names->act) {
+        return err_set(err, ERR_UNSUPPORTED,
+                       "config.json: the activation 'xielu' is not supported in this family");
+    }
     if (json_get_bool(j, "norms_plus_one", false)) {
         c->norm_offset = 0.0f;
     }

@@ -277,8 +277,9 @@ enum status decoder_ffn(struct flow *f, int32_t layer, struct tensor in)
         return w->experts_norm ? mlp_and_experts(f, layer, in) : moe(f, w, in);
     }
     const int32_t ffn = model_layer_share(m->config, &m->shard, layer).ffn;
-    const struct mlp_args a =
+    struct mlp_args a =
         mlp_of(f, w->gate_up, w->down, ffn, in, flow_sums_for_norm(f, w->ffn_post_norm));
+    a.act.shape = w->act_shape;
     TRY(mlp(f, &a));
     struct reduce_args reduce = {.y = m->delta,
                                  .n_rows = f->n_rows,

@@ -235,6 +235,8 @@ static const struct key config_keys[] = {
     SWITCH("use_double_wide_mlp"),
     {"per_layer_config", OBJECT, 0, 0},
     SWITCH("is_causal"),
+    SWITCH("qk_norm"),
+    SWITCH("post_norm"),
     SWITCH("qk_layernorm"),
     SWITCH("use_qk_norm"),
     SWITCH("use_rotary_pos_emb"),

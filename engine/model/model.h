@@ -26,7 +26,8 @@ struct layer_weights {
     // for layers that have experts beside an MLP
     const struct weight *experts_norm, *experts_post_norm, *mlp_post_norm;
     const struct weight *input_gate, *input_up, *input_post_norm; // for the per-layer input
-    float x_scale; // factor of the layer's output; 0: none
+    float x_scale;              // factor of the layer's output; 0: none
+    struct act_shape act_shape; // of the layer's MLP
     // MLA: low is q_a, if there is one, above kv_a; qkv is q_b or q, above the indexer's
     const struct weight *low, *q_a_norm, *kv_a_norm, *w_uk, *w_uv;
     // of the layer's indexer, whose queries are the last outputs of qkv

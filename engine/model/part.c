@@ -255,7 +255,7 @@ static enum status shape_error(const struct loader *l, const struct checkpoint_t
                    have, want);
 }
 
-/* A vector may have additional dimensions of 1. */
+/* A vector may have additional dimensions of 1, and a single number has none. */
 static bool has_dims(const struct checkpoint_tensor *t, const int64_t *dims, int32_t n)
 {
     int64_t n_elements = 1, longest = 1;
@@ -263,7 +263,7 @@ static bool has_dims(const struct checkpoint_tensor *t, const int64_t *dims, int
         n_elements *= t->dims[i];
         longest = greater(t->dims[i], longest);
     }
-    if (n == 1 && t->n_dims > 1) {
+    if (n == 1 && t->n_dims != 1) {
         return longest == dims[0] && n_elements == longest;
     }
     return t->n_dims == n && memcmp(t->dims, dims, sizeof *dims * (size_t)n) == 0;

@@ -62,6 +62,7 @@ def fill_weights(model, generator):
     """
     is_gemma = model.config.model_type.startswith("gemma")
     adds_one = is_gemma and not model.config.model_type.startswith("gemma4")  # Gemma's norms multiply by 1 + weight
+    adds_one = adds_one or model.config.model_type == "nemotron"
     for name, tensor in model.state_dict().items():
         noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float32)
         if name.endswith("dt_bias"):
@@ -70,7 +71,9 @@ def fill_weights(model, generator):
             value = 0.1 * noise
         elif name.endswith("A_log"):
             value = noise
-        elif name.endswith(".D"):
+        elif name.endswith(("act_fn.beta", "act_fn.eps")):
+            continue  # constants of an activation
+        elif name.endswith(("alpha_p", "alpha_n", ".D")):
             value = 0.5 * noise + 1.0
         elif "conv" in name and tensor.dim() == 3:
             value = tensor.shape[-1] ** -0.5 * noise

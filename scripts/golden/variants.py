@@ -32,6 +32,7 @@ import choices_dense
 import choices_experts
 import choices_layers
 import choices_sigmoid
+import choices_plain
 import choices_states
 import forms
 import wrappers
@@ -47,6 +48,7 @@ FAMILIES = {
     **choices_experts.FAMILIES,
     **choices_layers.FAMILIES,
     **choices_sigmoid.FAMILIES,
+    **choices_plain.FAMILIES,
     **STATES,
 }
 # Architectures that transformers has, under the names that released checkpoints with their own code use.

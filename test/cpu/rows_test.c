@@ -100,6 +100,11 @@ static double act_ref(enum activation kind, struct act_shape s, double g, double
         g = fmin(g, (double)s.limit);
         u = fmax(fmin(u, (double)s.limit), -(double)s.limit);
         return g / (1.0 + exp(-(double)s.alpha * g)) * (u + 1.0);
+    case ACT_XIELU:
+        if (g > 0.0) {
+            return (double)s.rise * g * g + (double)s.slope * g;
+        }
+        return (double)s.fall * (expm1(g) - g) + (double)s.slope * g;
     }
     return NAN;
 }
@@ -109,10 +114,11 @@ OP_TEST(activations_follow_their_formulas)
 {
     struct backend_limits limits = op_limits();
     struct op_rig rig = op_open(backend, DT_BF16, &limits);
-    for (int32_t i = 0; i < 30; i++) {
-        struct activation_args a = {.n_rows = op_int(1, 5), .width = op_int(1, 150), .kind = i % 6};
-        a.shape = i % 10 < 5 ? ACT_SHAPE_PUBLISHED : (struct act_shape){2.5f, 0.9f};
-        a.gated = a.kind == ACT_GPT_OSS || i % 2 == 0;
+    const struct act_shape other = {2.5f, 0.9f, 0.3f, 1.7f, 0.8f};
+    for (int32_t i = 0; i < 42; i++) {
+        struct activation_args a = {.n_rows = op_int(1, 5), .width = op_int(1, 150), .kind = i % 7};
+        a.shape = i % 10 < 5 ? ACT_SHAPE_PUBLISHED : other;
+        a.gated = a.kind == ACT_GPT_OSS || (a.kind != ACT_XIELU && i % 2 == 0);
         const bool apart = a.gated && i % 3 == 0;
         int32_t in = a.gated && !apart ? 2 * a.width : a.width;
         float *ups = op_random((size_t)a.n_rows * a.width, 3.0f);

@@ -158,8 +158,9 @@ TEST(activations_agree)
         struct pair p;
         REQUIRE(pair_open(&p, pair_dtypes[d], false, NULL));
         for (int32_t i = 0; i < COUNT(odd_widths); i++) {
-            for (int32_t kind = ACT_SILU; kind <= ACT_GPT_OSS; kind++) {
-                for (int gated = kind == ACT_GPT_OSS; gated < 2; gated++) {
+            for (int32_t kind = ACT_SILU; kind <= ACT_XIELU; kind++) {
+                for (int gated = kind == ACT_GPT_OSS; gated < (kind == ACT_XIELU ? 1 : 2);
+                     gated++) {
                     const int32_t width = odd_widths[i], in = gated ? 2 * width : width;
                     struct pair_tensor x = tensor_random(&p, 3, in, in + 5, 4.0f);
                     struct pair_tensor y = tensor_poisoned(&p, 3, width + 3, p.dtype);
@@ -167,7 +168,7 @@ TEST(activations_agree)
                                                 .width = width,
                                                 .kind = (enum activation)kind,
                                                 .gated = gated,
-                                                .shape = {2.5f, 0.9f}};
+                                                .shape = {2.5f, 0.9f, 0.3f, 1.7f, 0.8f}};
                     BOTH(&p, activation, a, a.x = x.t[b]; a.out = y.t[b]);
                     check_tensor(&p, "activation", &y, width, pair_tolerance(&p));
                     if (gated) { // the two tensors are side by side

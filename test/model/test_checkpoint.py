@@ -415,6 +415,7 @@ ENDS = {  # end-of-text ids of transformers' classes, for configs without any
     "llama": [2], "mistral": [2], "mixtral": [2], "gemma": [1], "gemma2": [1], "gemma3_text": [1], "phi3": [32000],
     "olmo2": [50279], "granite": [2], "deepseek_v2": [2], "deepseek_v3": [1], "smollm3": [128001], "starcoder2": [50256],
     "stablelm": [0], "glm": [151329, 151336, 151338], "glm4": [151329, 151336, 151338], "qwen2": [], "qwen3": [],
+    "apertus": [2], "arcee": [128001], "nemotron": [3], "jais2": [150024],
 }
 
 
@@ -542,6 +543,12 @@ USUAL = {  # required keys, and transformers' defaults for the optional ones
     "starcoder2": ({}, {"num_key_value_heads": 2, "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True}),
     "glm": ({}, {"num_key_value_heads": 2, "head_dim": 128, "rms_norm_eps": 1.5625e-7, "attention_bias": True}),
     "glm4": ({}, {"num_key_value_heads": 2, "head_dim": 128, "rms_norm_eps": 1.5625e-7, "attention_bias": True}),
+    "apertus": ({}, {"hidden_act": "xielu", "rms_norm_eps": 1e-5, "max_position_embeddings": 65536, "rope_parameters": {
+        "rope_type": "llama3", "rope_theta": 12e6, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192}}),
+    "arcee": ({}, {"hidden_act": "relu2", "rms_norm_eps": 1e-5, "max_position_embeddings": 4096}),
+    "nemotron": ({}, {"hidden_act": "relu2", "norm_eps": 1e-5, "partial_rotary_factor": 0.5}),
+    "jais2": ({}, {"hidden_act": "relu2", "layer_norm_eps": 1e-5, "attention_bias": True, "mlp_bias": True}),
 }
 
 

@@ -65,6 +65,7 @@ def test_other_spellings_give_the_same_answer(source, values, tmp_path):
     ("hunyuan-moe", {"moe_topk": 2}),
     ("hunyuan-dense", {"rope_scaling": {"type": "dynamic", "alpha": 999.0, "factor": 1.0}}),
     ("hunyuan-dense", {"rope_scaling": None}),
+    ("nemotron", {"partial_rotary_factor": 1.0}),
     ("mistral-small-4", {"norm_topk_prob": False}),
     ("mistral-small-4", {"rope_interleave": False}),
 ])
@@ -108,6 +109,9 @@ def test_scaling_of_queries_changes_the_answer(source, key, value, tmp_path):
     ("hunyuan-moe", {"moe_layer_num_skipped": 1}, ["moe_layer_num_skipped"]),
     ("hunyuan-moe", {"use_mixed_mlp_moe": False}, ["use_mixed_mlp_moe false"]),
     ("hunyuan-dense", {"use_cla": True}, ["use_cla true"]),
+    ("apertus", {"qk_norm": False}, ["qk_norm false"]),
+    ("apertus", {"post_norm": True}, ["post_norm true"]),
+    ("seed-oss", {"hidden_act": "xielu"}, ["xielu"]),
     ("hunyuan-dense", {"use_qk_norm": False}, ["use_qk_norm false"]),
     ("mistral-small-4", {"n_group": 2}, ["n_group"]),
     ("ministral-3", {"rope_parameters": {"rope_type": "default", "llama_4_scaling_beta": 0.1}},

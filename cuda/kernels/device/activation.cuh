@@ -30,6 +30,18 @@ __device__ __forceinline__ float act_gated(float gate, float up, const struct ac
     return act_plain<KIND>(gate) * up;
 }
 
+/* Without a gate. */
+template <int KIND> __device__ __forceinline__ float act_alone(float x, const struct act_shape &s)
+{
+    if (KIND != ACT_XIELU) {
+        return act_plain<KIND>(x);
+    }
+    if (x > 0.0f) {
+        return (s.rise * x + s.slope) * x;
+    }
+    return s.fall * (expm1f(x) - x) + s.slope * x;
+}
+
 /* The same, selected at run time. */
 __device__ __forceinline__ float act_gated_of(int32_t kind, float gate, float up,
                                               const struct act_shape &s)
@@ -44,7 +56,7 @@ __device__ __forceinline__ float act_gated_of(int32_t kind, float gate, float up
     }
 }
 
-/* Runs the body with KIND as the compile-time kind. */
+/* Runs the body with KIND as the compile-time kind, one of those that experts may have. */
 #define BY_ACTIVATION(kind, KIND, ...)                                                             \
     switch (kind) {                                                                                \
     case ACT_SILU: {                                                                               \

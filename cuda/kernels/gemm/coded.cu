@@ -340,7 +340,7 @@ __device__ __forceinline__ void store(const struct coded_params &p, const struct
                 v *= p.a.weights[p.a.sorted[place]];
                 up *= p.a.weights[p.a.sorted[place]];
             }
-            v = act_gated_of(p.a.activation, v, up, {p.a.limit, p.a.alpha});
+            v = act_gated_of(p.a.activation, v, up, {p.a.limit, p.a.alpha, 0.0f, 0.0f, 0.0f});
         }
         const int64_t row = p.a.y_is_sorted ? p.a.sorted[place] : place;
         const int64_t at = row * p.a.y_stride + out;

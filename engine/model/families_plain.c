@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Families with plain attention and an MLP without a gate. */
+#include "engine/base/json.h"
+#include "engine/model/family_parts.h"
+
+static const struct tensor_names plain_names = {BASE_NAMES, QKV_NAMES, .up = "mlp.up_proj",
+                                                .down = "mlp.down_proj"};
+
+static const struct tensor_names apertus_names = {QKV_NAMES,
+                                                  QK_NORM_NAMES,
+                                                  .embed = "model.embed_tokens",
+                                                  .final_norm = "model.norm",
+                                                  .head = "lm_head",
+                                                  .o = "self_attn.o_proj",
+                                                  .attn_norm = "attention_layernorm",
+                                                  .ffn_norm = "feedforward_layernorm",
+                                                  .up = "mlp.up_proj",
+                                                  .down = "mlp.down_proj",
+                                                  .act = "mlp.act_fn"};
+
+/* Llama's biases. */
+static enum status read_arcee(const struct json *j, struct model_config *c, struct err *err)
+{
+    (void)err;
+    c->gated = false;
+    c->q_bias = c->o_bias = json_get_bool(j, "attention_bias", false);
+    c->mlp_bias = json_get_bool(j, "mlp_bias", false);
+    return OK;
+}
+
+/* Norms of heads, and an activation whose parameters are learned in each layer. */
+static enum status read_apertus(const struct json *j, struct model_config *c, struct err *err)
+{
+    TRY(family_must_be(j, "qk_norm", true, err));
+    TRY(family_must_be(j, "post_norm", false, err));
+    TRY(read_arcee(j, c, err));
+    c->qk_norm = QK_NORM_HEAD;
+    if (c->act == ACT_XIELU) {
+        c->mlp_bias = false; // transformers' class has none, whatever the config says
+    }
+    return OK;
+}
+
+/* LayerNorm, whose weights are stored minus one. */
+static enum status read_nemotron(const struct json *j, struct model_config *c, struct err *err)
+{
+    TRY(read_arcee(j, c, err));
+    c->norm_kind = NORM_LAYER;
+    c->norm_bias = true;
+    c->norm_offset = 1.0f;
+    c->norm_eps = (float)json_get_number(j, "norm_eps", 1e-5);
+    c->partial_rotary = 0.5f;
+    return OK;
+}
+
+static enum status read_jais2(const struct json *j, struct model_config *c, struct err *err)
+{
+    TRY(read_arcee(j, c, err));
+    c->norm_kind = NORM_LAYER;
+    c->norm_bias = true;
+    c->norm_eps = (float)json_get_number(j, "layer_norm_eps", 1e-5);
+    return OK;
+}
+
+static const struct family rows[] = {
+    {"apertus", &apertus_names,
+     "{\"eos_token_id\":2,\"hidden_act\":\"xielu\",\"max_position_embeddings\":65536,"
+     "\"rms_norm_eps\":1e-5,\"rope_theta\":12000000,"
+     "\"rope_of_class\":{\"rope_type\":\"llama3\",\"rope_theta\":12000000,\"factor\":8,"
+     "\"low_freq_factor\":1,\"high_freq_factor\":4,\"original_max_position_embeddings\":8192}}",
+     read_apertus},
+    {"arcee", &plain_names,
+     "{\"eos_token_id\":128001,\"hidden_act\":\"relu2\",\"max_position_embeddings\":4096,"
+     "\"rms_norm_eps\":1e-5}",
+     read_arcee},
+    {"nemotron", &plain_names,
+     "{\"eos_token_id\":3,\"hidden_act\":\"relu2\",\"max_position_embeddings\":4096}",
+     read_nemotron},
+    {"jais2", &plain_names,
+     "{\"eos_token_id\":150024,\"hidden_act\":\"relu2\",\"max_position_embeddings\":8192,"
+     "\"attention_bias\":true,\"mlp_bias\":true}",
+     read_jais2},
+};
+const struct family_table families_plain = {rows, sizeof rows / sizeof rows[0]};
