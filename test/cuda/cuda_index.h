@@ -9,7 +9,7 @@
 #include "cpu/cpu_kv_codes.h"
 #include "test/cuda/cuda_layers.h"
 
-enum { MOST_LANES = 10, MOST_LEN = 6000, MOST_DIM = 640 };
+enum { MOST_LANES = 10, MOST_LEN = 50000, MOST_DIM = 640 };
 enum { ATTENTION_LAYER = 0, INDEX_LAYER = 1 };
 
 struct index_shape {

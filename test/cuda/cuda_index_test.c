@@ -339,13 +339,14 @@ TEST(long_passes_and_long_tables_agree)
 {
     NEED_GPU();
     static const struct index_shape all = {4, 32, 8, 3, 24, 12, false, 700, 16};
-    static const struct seq_spec chunk[] = {{70, 600, false}};
+    static const struct seq_spec chunk[] = {{70, 600, false}}, longest[] = {{45000, 1, false}};
     const struct index_case cases[] = {
         {DT_BF16, false, false, &small_shapes[1], plain_numbers, chunk, 1, 50, 0},
         {DT_F32, true, false, &small_shapes[4], plain_numbers, chunk, 1, 50, 0},
         {DT_BF16, false, false, &all, plain_numbers, chunk, 1, 50, 1000},
         {DT_BF16, false, true, &small_shapes[0], plain_numbers, mixed, COUNT(mixed), 1, 1 << 20},
         {DT_F32, false, true, &small_shapes[0], plain_numbers, mixed, COUNT(mixed), 1, 1 << 20},
+        {DT_BF16, false, true, &small_shapes[1], plain_numbers, longest, 1, 1, 0},
     };
     for (int32_t i = 0; i < COUNT(cases); i++) {
         run_case(&cases[i]);

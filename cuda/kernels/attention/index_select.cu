@@ -5,7 +5,8 @@
  * bits of it per turn, and a last turn writes the slots in ascending order.
  *
  * A block has one row. Each lane counts in a histogram of its own, because most scores lie in few
- * bins. With scores in the L2 cache, bound by its latency and, with many rows, by the counting. */
+ * bins. If there are few rows, a block keeps the first scores in shared memory. Bound by reading
+ * scores from the L2 cache and by counting. */
 #include "cuda/kernels/attention/index_seen.cuh"
 #include "cuda/kernels/device/launch.cuh"
 
@@ -18,6 +19,7 @@ struct select_params {
     int64_t scores_stride;
     int32_t *lists;
     int32_t top_k, first_row;
+    int32_t n_held; // slots whose scores are kept in shared memory
     struct pass_view pass;
 };
 
@@ -29,12 +31,27 @@ __device__ __forceinline__ uint32_t order_of(float score)
     return key > 1u ? key : 1u;
 }
 
-/* The row's scores in order_of's form, four slots at a time; 0: the row does not see the slot. */
+/* The row's scores in order_of's form, four slots at a time; 0: the row does not see the slot. A
+ * thread first loads all slots that it asks for later. */
 struct row_orders {
     const float *scores;
     struct seen_slots seen;
+    uint32_t *held;
+    int32_t n_held;
 
     __device__ __forceinline__ uint4 at(int slot) const
+    {
+        return slot < n_held ? *reinterpret_cast<const uint4 *>(held + slot) : read(slot);
+    }
+    __device__ __forceinline__ uint4 load(int slot) const
+    {
+        const uint4 o = read(slot);
+        if (slot < n_held) {
+            *reinterpret_cast<uint4 *>(held + slot) = o;
+        }
+        return o;
+    }
+    __device__ __forceinline__ uint4 read(int slot) const
     {
         const float4 s = *reinterpret_cast<const float4 *>(scores + slot);
         return make_uint4(one(slot, s.x), one(slot + 1, s.y), one(slot + 2, s.z),
@@ -103,7 +120,7 @@ __device__ __forceinline__ uint32_t threshold_of(struct select_memory &m, const 
         __syncthreads();
 #pragma unroll 4
         for (int slot = tid * 4; slot < row.seen.n_slots; slot += SELECT_THREADS * 4) {
-            const uint4 o = row.at(slot);
+            const uint4 o = mask == 0 ? row.load(slot) : row.at(slot);
             count(m, o.x, mask, prefix, shift);
             count(m, o.y, mask, prefix, shift);
             count(m, o.z, mask, prefix, shift);
@@ -208,6 +225,7 @@ __global__ void __launch_bounds__(SELECT_THREADS)
     index_select_kernel(const __grid_constant__ struct select_params p)
 {
     __shared__ struct select_memory memory;
+    extern __shared__ __align__(16) uint32_t held_orders[];
     pdl_wait();
     pdl_trigger();
     const int r = p.first_row + (int)blockIdx.x;
@@ -220,16 +238,35 @@ __global__ void __launch_bounds__(SELECT_THREADS)
         write_all(seen, list + 1);
         return;
     }
-    const row_orders row = {p.scores + blockIdx.x * p.scores_stride, seen};
+    const row_orders row = {p.scores + blockIdx.x * p.scores_stride, seen, held_orders, p.n_held};
     uint32_t n_equal;
     const uint32_t threshold = threshold_of(memory, row, (uint32_t)p.top_k, &n_equal);
     write_picks(memory, row, threshold, n_equal, list + 1);
 }
 
+/* The most scores of a row that a block keeps. */
+static int most_held(int sm)
+{
+    return sm >= 90 && sm < 120 ? 40960 : 12288;
+}
+
+/* With many rows two blocks fit on a multiprocessor, but only if they keep nothing. */
+static int held_by_block(const struct index_launch *a)
+{
+    const int most = a->end_row - a->first_row > a->n_sms ? 0 : most_held(a->sm);
+    return (int)(a->scores_stride < most ? a->scores_stride : most);
+}
+
 extern "C" cudaError_t k_index_select(cudaStream_t stream, const struct index_launch *a)
 {
-    const struct select_params p = {a->scores, a->scores_stride, a->lists,
-                                    a->top_k,  a->first_row,     a->pass};
-    return launch(index_select_kernel, dim3((unsigned)(a->end_row - a->first_row)),
-                  dim3(SELECT_THREADS), 0, stream, p);
+    const int n_held = held_by_block(a), n_bytes = (int)sizeof(uint32_t);
+    const struct select_params p = {a->scores,    a->scores_stride, a->lists, a->top_k,
+                                    a->first_row, n_held,           a->pass};
+    const cudaError_t e =
+        cudaFuncSetAttribute(index_select_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             most_held(a->sm) * n_bytes);
+    return e != cudaSuccess
+               ? e
+               : launch(index_select_kernel, dim3((unsigned)(a->end_row - a->first_row)),
+                        dim3(SELECT_THREADS), (size_t)(n_held * n_bytes), stream, p);
 }
