@@ -46,7 +46,7 @@ static inline int32_t key_dim(const struct index_bed *t)
 
 /* ---- inputs -------------------------------------------------------------------------------- */
 
-enum input { INPUT_INDEX_Q, INPUT_INDEX_W, INPUT_INDEX_K, INPUT_KEY, INPUT_QUERY };
+enum input { NO_INPUT, INPUT_INDEX_Q, INPUT_INDEX_W, INPUT_INDEX_K, INPUT_KEY, INPUT_QUERY };
 
 static inline uint32_t hash_of(uint32_t kind, int64_t at)
 {
@@ -74,22 +74,63 @@ static inline float input_of(const struct index_bed *t, enum input kind, int32_t
     return random_float(77 + kind, at, kind == INPUT_INDEX_W ? 0.2f : 1.0f, t->p.dtype);
 }
 
-/* Rows of the pass, with NaN after the last element of each. */
-static inline struct pair_tensor inputs_of(struct index_bed *t, enum input kind, int32_t width)
+/* Room for `n_rows` rows of each operand. */
+struct operands {
+    int32_t n_rows, index_heads;
+    struct pair_tensor index_q, index_w, index_k, key, query, out, unused;
+};
+
+static inline struct pair_tensor operand_make(struct index_bed *t, int32_t n_rows, int32_t width)
 {
-    const int32_t n = t->t.pass.n_rows, stride = width + 8;
-    struct pair_tensor x = tensor_make(&t->p, n, stride, t->p.dtype);
-    float *values = xcalloc((size_t)n * (size_t)stride + 4, sizeof *values);
-    for (int32_t r = 0; COMPARED && r < n; r++) {
+    return tensor_make(&t->p, n_rows, width + 8, t->p.dtype);
+}
+
+/* With few index heads, only for the stores. */
+static inline struct operands operands_make(struct index_bed *t, int32_t n_rows,
+                                            int32_t index_heads)
+{
+    const struct index_shape *s = &t->s;
+    struct operands o = {.n_rows = n_rows, .index_heads = index_heads};
+    o.index_q = operand_make(t, n_rows, index_heads * s->index_dim);
+    o.index_k = operand_make(t, n_rows, s->index_dim);
+    o.key = operand_make(t, n_rows, key_dim(t));
+    o.unused = operand_make(t, n_rows, s->rope);
+    if (index_heads == s->index_heads) {
+        o.index_w = operand_make(t, n_rows, s->index_heads);
+        o.query = operand_make(t, n_rows, s->heads * key_dim(t));
+        o.out = operand_make(t, n_rows, s->heads * s->lora);
+    }
+    return o;
+}
+
+/* The pass's rows of an operand, with NaN after the last element of each and in all further
+ * rows. */
+static inline void operand_fill(struct index_bed *t, struct pair_tensor *x, enum input kind)
+{
+    const int32_t stride = x->stride, width = stride - 8, n = t->t.pass.n_rows;
+    float *values = xcalloc((size_t)x->n_rows * (size_t)stride + 4, sizeof *values);
+    for (int32_t r = 0; COMPARED && r < x->n_rows; r++) {
         const struct pass_row *row = &t->t.rows[r];
         for (int32_t i = 0; i < stride; i++) {
+            const bool is_input = r < n && i < width && kind != NO_INPUT;
             values[(size_t)r * (size_t)stride + (size_t)i] =
-                i < width ? input_of(t, kind, row->lane, row->slot_pos, i) : NAN;
+                is_input ? input_of(t, kind, row->lane, row->slot_pos, i) : NAN;
         }
     }
-    tensor_put(&t->p, &x, values);
+    tensor_put(&t->p, x, values);
     free(values);
-    return x;
+}
+
+static inline void operands_fill(struct index_bed *t, struct operands *o)
+{
+    operand_fill(t, &o->index_q, INPUT_INDEX_Q);
+    operand_fill(t, &o->index_k, INPUT_INDEX_K);
+    operand_fill(t, &o->key, INPUT_KEY);
+    if (o->out.n_rows > 0) {
+        operand_fill(t, &o->index_w, INPUT_INDEX_W);
+        operand_fill(t, &o->query, INPUT_QUERY);
+        operand_fill(t, &o->out, NO_INPUT);
+    }
 }
 
 /* ---- what the pages hold ------------------------------------------------------------------- */
@@ -282,27 +323,23 @@ static inline void bed_close(struct index_bed *t)
 
 /* ---- the ops ------------------------------------------------------------------------------- */
 
-static inline void issue_stores(struct index_bed *t, const struct pair_tensor *q, int32_t n_heads)
+static inline void issue_stores(struct index_bed *t, const struct operands *o, int32_t n_rows)
 {
     struct backend *be = t->p.be[GPU];
-    const int32_t n = t->t.pass.n_rows;
-    const struct pair_tensor k = inputs_of(t, INPUT_INDEX_K, t->s.index_dim);
-    const struct pair_tensor kv = inputs_of(t, INPUT_KEY, key_dim(t));
-    const struct pair_tensor unused = tensor_make(&t->p, n, t->s.rope, t->p.dtype);
-    const struct index_store_args store = {.q = q->t[GPU],
-                                           .k = k.t[GPU],
+    const struct index_store_args store = {.q = o->index_q.t[GPU],
+                                           .k = o->index_k.t[GPU],
                                            .rope = t->rope,
-                                           .n_rows = n,
+                                           .n_rows = n_rows,
                                            .layer = INDEX_LAYER,
-                                           .n_heads = n_heads,
+                                           .n_heads = o->index_heads,
                                            .head_dim = t->s.index_dim,
                                            .norm = t->norm_w,
                                            .norm_bias = t->bias_w,
                                            .eps = t->exact ? 0.0f : 1e-6f};
-    const struct mla_store_args mla = {.q = unused.t[GPU],
-                                       .kv = kv.t[GPU],
-                                       .q_out = unused.t[GPU],
-                                       .n_rows = n,
+    const struct mla_store_args mla = {.q = o->unused.t[GPU],
+                                       .kv = o->key.t[GPU],
+                                       .q_out = o->unused.t[GPU],
+                                       .n_rows = n_rows,
                                        .layer = ATTENTION_LAYER,
                                        .n_heads = 1,
                                        .q_head = t->s.rope,
@@ -315,34 +352,35 @@ static inline void issue_stores(struct index_bed *t, const struct pair_tensor *q
     CHECK_EQ(be->ops->mla_store(be, &mla), OK);
 }
 
-static inline void issue_picks(struct index_bed *t, const struct pair_tensor *index_q,
-                               const struct pair_tensor *out, struct key_picks *picks)
+static inline void issue_pick(struct index_bed *t, const struct operands *o, int32_t n_rows,
+                              struct key_picks *picks)
 {
     struct backend *be = t->p.be[GPU];
-    const struct index_shape *s = &t->s;
-    const int32_t n = t->t.pass.n_rows;
-    const struct pair_tensor w = inputs_of(t, INPUT_INDEX_W, s->index_heads);
-    const struct pair_tensor q = inputs_of(t, INPUT_QUERY, s->heads * key_dim(t));
-    const struct index_pick_args pick = {.q = index_q->t[GPU],
-                                         .weights = w.t[GPU],
-                                         .n_rows = n,
+    const struct index_pick_args pick = {.q = o->index_q.t[GPU],
+                                         .weights = o->index_w.t[GPU],
+                                         .n_rows = n_rows,
                                          .layer = INDEX_LAYER,
-                                         .n_heads = s->index_heads,
-                                         .head_dim = s->index_dim,
-                                         .top_k = s->top_k,
+                                         .n_heads = t->s.index_heads,
+                                         .head_dim = t->s.index_dim,
+                                         .top_k = t->s.top_k,
                                          .picks = picks};
-    const struct attention_args attention = {.q = q.t[GPU],
-                                             .out = out->t[GPU],
-                                             .n_rows = n,
-                                             .layer = ATTENTION_LAYER,
-                                             .n_heads = s->heads,
-                                             .n_kv_heads = 1,
-                                             .head_dim_k = key_dim(t),
-                                             .head_dim_v = s->lora,
-                                             .scale = 0.07f,
-                                             .picks = picks};
     CHECK_EQ(be->ops->index_pick(be, &pick), OK);
-    CHECK_EQ(be->ops->attention(be, &attention), OK);
+}
+
+static inline struct attention_args picked_attention(const struct index_bed *t,
+                                                     const struct operands *o, int32_t n_rows,
+                                                     const struct key_picks *picks)
+{
+    return (struct attention_args){.q = o->query.t[GPU],
+                                   .out = o->out.t[GPU],
+                                   .n_rows = n_rows,
+                                   .layer = ATTENTION_LAYER,
+                                   .n_heads = t->s.heads,
+                                   .n_kv_heads = 1,
+                                   .head_dim_k = key_dim(t),
+                                   .head_dim_v = t->s.lora,
+                                   .scale = 0.07f,
+                                   .picks = picks};
 }
 
 /* Reads the lists. Without lists a row attends to all keys, which may be no more than top_k. */
@@ -368,39 +406,49 @@ static inline int32_t *lists_of(const struct index_bed *t, const struct key_pick
     return lists;
 }
 
-/* Runs the ops over the rows of t->t. Without a result only keys are stored. */
-static inline void run_rows(struct index_bed *t, struct index_result *result)
+/* One pass of the ops over the rows of t->t. A replayed pass issues nothing, and then `picks` is
+ * that of an earlier pass. */
+static inline void run_pass(struct index_bed *t, struct operands *o, struct key_picks *picks)
 {
     struct backend *be = t->p.be[GPU];
-    const struct index_shape *s = &t->s;
-    const int32_t n = t->t.pass.n_rows, n_heads = result ? s->index_heads : 1;
-    const int32_t out_width = s->heads * s->lora;
-    const struct pair_tensor q = inputs_of(t, INPUT_INDEX_Q, n_heads * s->index_dim);
-    struct pair_tensor out = {0};
-    struct key_picks picks = {.top_k = 0};
     struct pass_results none[8];
     struct pass_shape shape;
-    for (int32_t r = 0; COMPARED && r < n; r++) {
+    for (int32_t r = 0; COMPARED && r < t->t.pass.n_rows; r++) {
         remember_row(t, &t->t.rows[r]);
     }
+    operands_fill(t, o);
     CHECK_EQ(be->ops->step_begin(be, 0), OK);
     CHECK_EQ(be->ops->pass_begin(be, &t->t.pass, &shape), OK);
-    issue_stores(t, &q, n_heads);
-    if (result) {
-        out = tensor_poisoned(&t->p, n, out_width + 8, t->p.dtype);
-        issue_picks(t, &q, &out, &picks);
+    REQUIRE(shape.n_rows <= o->n_rows);
+    if (shape.issue) {
+        issue_stores(t, o, shape.n_rows);
+    }
+    if (shape.issue && picks) {
+        issue_pick(t, o, shape.n_rows, picks);
+        const struct attention_args a = picked_attention(t, o, shape.n_rows, picks);
+        CHECK_EQ(be->ops->attention(be, &a), OK);
     }
     CHECK_EQ(be->ops->pass_end(be), OK);
     CHECK_EQ(be->ops->step_end(be), OK);
     CHECK_EQ(be->ops->step_wait(be, 0, none, 8), OK);
-    if (!result) {
-        return;
-    }
-    *result = (struct index_result){.lists = lists_of(t, &picks),
-                                    .index_q = tensor_get(&t->p, &q, GPU),
-                                    .out = tensor_get(&t->p, &out, GPU),
-                                    .q_stride = q.stride,
-                                    .out_stride = out.stride};
+}
+
+static inline struct index_result result_of(struct index_bed *t, const struct operands *o,
+                                            const struct key_picks *picks)
+{
+    return (struct index_result){.lists = lists_of(t, picks),
+                                 .index_q = tensor_get(&t->p, &o->index_q, GPU),
+                                 .out = tensor_get(&t->p, &o->out, GPU),
+                                 .q_stride = o->index_q.stride,
+                                 .out_stride = o->out.stride};
+}
+
+static inline struct index_result run_rows(struct index_bed *t)
+{
+    struct key_picks picks = {.top_k = 0};
+    struct operands o = operands_make(t, t->t.pass.n_rows, t->s.index_heads);
+    run_pass(t, &o, &picks);
+    return result_of(t, &o, &picks);
 }
 
 static inline void result_free(struct index_result *r)
@@ -413,13 +461,14 @@ static inline void result_free(struct index_result *r)
 /* Stores the past of each sequence, in passes of up to MAX_TEST_ROWS rows. */
 static inline void store_pasts(struct index_bed *t, const struct seq_spec *specs, int32_t n_specs)
 {
+    struct operands o = operands_make(t, MAX_TEST_ROWS, 1);
     for (int32_t lane = 0; lane < n_specs; lane++) {
         for (int32_t first = 0; first < specs[lane].n_past; first += MAX_TEST_ROWS) {
             struct seq_spec one[MOST_LANES] = {{0}};
             const int32_t left = specs[lane].n_past - first;
             one[lane] = (struct seq_spec){first, lesser(left, (int32_t)MAX_TEST_ROWS), false};
             pass_of(&t->t, one, n_specs, false, 3);
-            run_rows(t, NULL);
+            run_pass(t, &o, NULL);
         }
     }
 }

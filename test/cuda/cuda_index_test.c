@@ -221,14 +221,13 @@ static bool open_case(const struct index_case *c)
 static void run_case(const struct index_case *c)
 {
     const struct index_shape *s = c->shape;
-    struct index_result res;
     char what[160];
     snprintf(what, sizeof what,
              "dtype %d format %d: %d heads of %d + %d, index %d of %d, %d pairs, top %d%s",
              c->dtype, c->stored.format, s->heads, s->lora, s->rope, s->index_heads, s->index_dim,
              s->n_pairs, s->top_k, c->exact ? ", exact" : "");
     REQUIRE(open_case(c));
-    run_rows(&bed, &res);
+    struct index_result res = run_rows(&bed);
     if (COMPARED) {
         check_result(&bed, &res, c->step, what);
     }
@@ -361,11 +360,10 @@ static void compare_alone(const struct index_result *all, const struct seq_spec 
                           bool same_bits)
 {
     struct seq_spec one[MOST_LANES] = {{0}};
-    struct index_result res;
     const struct index_shape *s = &bed.s;
     one[lane] = (struct seq_spec){specs[lane].n_past + in_seq, 1, false};
     pass_of(&bed.t, one, n_specs, false, 9);
-    run_rows(&bed, &res);
+    struct index_result res = run_rows(&bed);
     const size_t list = (size_t)(s->top_k + 1);
     if (COMPARED && memcmp(res.lists, all->lists + (size_t)row * list,
                            (size_t)(res.lists[0] + 1) * sizeof *res.lists) != 0) {
@@ -383,10 +381,9 @@ static void compare_alone(const struct index_result *all, const struct seq_spec 
 
 static void alone_case(const struct index_case *c)
 {
-    struct index_result all;
     int32_t row = 0;
     REQUIRE(open_case(c));
-    run_rows(&bed, &all);
+    struct index_result all = run_rows(&bed);
     for (int32_t lane = 0; lane < c->n_specs; lane++) {
         for (int32_t r = 0; r < c->specs[lane].n_new && !c->specs[lane].tree; r += 13) {
             compare_alone(&all, c->specs, c->n_specs, lane, r, row + r, c->deterministic);
@@ -420,6 +417,138 @@ TEST(a_row_does_not_depend_on_others)
     for (int32_t i = 0; i < COUNT(cases); i++) {
         alone_case(&cases[i]);
     }
+}
+
+/* ---- graphs and the fused op --------------------------------------------------------------- */
+
+/* Passes of one key: the first is launched, the second captured, later ones replayed, with other
+ * lengths and a padding row. */
+static void replay_case(bool deterministic)
+{
+    enum { PASSES = 5, ROOM = 8, STEP = 29 };
+    struct seq_spec specs[] = {
+        {30, 1, false}, {3, 1, false}, {200, 1, false}, {77, 1, false}, {150, 1, false}};
+    const struct index_case c = {.dtype = DT_BF16,
+                                 .deterministic = deterministic,
+                                 .shape = &small_shapes[3],
+                                 .specs = specs,
+                                 .n_specs = COUNT(specs),
+                                 .max_len = 1000};
+    REQUIRE(open_case(&c));
+    struct operands o = operands_make(&bed, ROOM, bed.s.index_heads);
+    struct key_picks picks = {.top_k = 0};
+    for (int32_t i = 0; i < PASSES; i++) {
+        char what[64];
+        snprintf(what, sizeof what, "pass %d of the same key", i);
+        pass_of(&bed.t, specs, COUNT(specs), false, 9);
+        bed.t.pass.model = 1;
+        run_pass(&bed, &o, &picks);
+        struct index_result res = result_of(&bed, &o, &picks);
+        if (COMPARED) {
+            check_result(&bed, &res, 1, what);
+        }
+        result_free(&res);
+        for (int32_t k = 0; k < COUNT(specs); k++) {
+            specs[k].n_past++;
+        }
+    }
+    bed_close(&bed);
+}
+
+TEST(replayed_passes_read_their_own_lengths)
+{
+    NEED_GPU();
+    replay_case(false);
+    replay_case(true);
+}
+
+/* Outputs of MLA's ops over picks, as one op or one by one. */
+static float *mla_outputs(const struct operands *o, const struct key_picks *picks,
+                          const struct pair_weight *absorb, const struct pair_weight *expand,
+                          bool fused)
+{
+    enum { NOPE = 64, V_DIM = 64 };
+    struct pair *p = &bed.p;
+    struct backend *be = p->be[GPU];
+    const struct index_shape *s = &bed.s;
+    const int32_t n = bed.t.pass.n_rows, q_head = NOPE + s->rope, key = key_dim(&bed);
+    p->seed = 90;
+    struct pair_tensor q = tensor_random(p, n, s->heads * q_head, s->heads * q_head, 1.0f);
+    struct pair_tensor out = tensor_poisoned(p, n, s->heads * V_DIM, p->dtype);
+    const struct mla_store_args store = {.q = q.t[GPU],
+                                         .kv = o->key.t[GPU],
+                                         .q_out = o->query.t[GPU],
+                                         .n_rows = n,
+                                         .layer = ATTENTION_LAYER,
+                                         .n_heads = s->heads,
+                                         .q_head = q_head,
+                                         .q_rope_offset = NOPE,
+                                         .rope_dim = s->rope,
+                                         .kv_lora = s->lora,
+                                         .q_out_head = key,
+                                         .q_out_offset = s->lora,
+                                         .kv_norm = bed.kv_norm_w,
+                                         .eps = 1e-6f};
+    const struct linear_heads_args into = {.weight = absorb->w[GPU],
+                                           .x = q.t[GPU],
+                                           .y = o->query.t[GPU],
+                                           .n_rows = n,
+                                           .x_head = q_head,
+                                           .y_head = key};
+    const struct linear_heads_args from = {.weight = expand->w[GPU],
+                                           .x = o->out.t[GPU],
+                                           .y = out.t[GPU],
+                                           .n_rows = n,
+                                           .x_head = s->lora,
+                                           .y_head = V_DIM};
+    const struct attention_args attention = picked_attention(&bed, o, n, picks);
+    if (fused) {
+        CHECK_EQ(be->ops->mla(be, &store, &into, &attention, &from), OK);
+    } else {
+        CHECK_EQ(be->ops->mla_store(be, &store), OK);
+        CHECK_EQ(be->ops->linear_heads(be, &into), OK);
+        CHECK_EQ(be->ops->attention(be, &attention), OK);
+        CHECK_EQ(be->ops->linear_heads(be, &from), OK);
+    }
+    return tensor_get(p, &out, GPU);
+}
+
+TEST(the_fused_op_has_picks)
+{
+    NEED_GPU();
+    static const struct seq_spec specs[] = {{150, 1, false}, {20, 1, false}, {99, 1, false}};
+    const struct index_case c = {
+        .dtype = DT_BF16, .shape = &small_shapes[3], .specs = specs, .n_specs = COUNT(specs)};
+    REQUIRE(open_case(&c));
+    struct pair *p = &bed.p;
+    struct backend *be = p->be[GPU];
+    const struct index_shape *s = &bed.s;
+    const struct pair_weight absorb =
+        weight_make(p, WEIGHT_HEADS, DT_BF16, s->heads, s->lora, 64, false, 0.1f);
+    const struct pair_weight expand =
+        weight_make(p, WEIGHT_HEADS, DT_BF16, s->heads, 64, s->lora, false, 0.1f);
+    struct operands o = operands_make(&bed, COUNT(specs), s->index_heads);
+    struct key_picks picks = {.top_k = 0};
+    struct pass_results none[8];
+    struct pass_shape shape;
+    operands_fill(&bed, &o);
+    CHECK_EQ(be->ops->step_begin(be, 0), OK);
+    CHECK_EQ(be->ops->pass_begin(be, &bed.t.pass, &shape), OK);
+    issue_stores(&bed, &o, COUNT(specs));
+    issue_pick(&bed, &o, COUNT(specs), &picks);
+    float *apart = mla_outputs(&o, &picks, &absorb, &expand, false);
+    float *fused = mla_outputs(&o, &picks, &absorb, &expand, true);
+    CHECK_EQ(be->ops->pass_end(be), OK);
+    CHECK_EQ(be->ops->step_end(be), OK);
+    CHECK_EQ(be->ops->step_wait(be, 0, none, 8), OK);
+    const size_t n = (size_t)COUNT(specs) * (size_t)s->heads * 64;
+    for (size_t i = 0; COMPARED && i < n; i++) {
+        CHECK(!isnan(apart[i]));
+    }
+    CHECK(!COMPARED || memcmp(apart, fused, n * sizeof *apart) == 0);
+    free(apart);
+    free(fused);
+    bed_close(&bed);
 }
 
 int main(int argc, char **argv)
