@@ -132,7 +132,7 @@ static enum status open_picks(struct cuda_backend *be, const struct kv_set_desc 
     if (!has_index || be->scratch.picks) {
         return OK;
     }
-    const size_t words = (size_t)be->limits.max_rows * PICK_STRIDE(INDEX_MOST_PICKS);
+    const size_t words = (size_t)be->limits.max_rows * PICK_STRIDE(MAX_INDEX_PICKS);
     const enum status st =
         cuda_alloc(&be->device, words * sizeof(int32_t), (void **)&be->scratch.picks);
     return st == OK ? OK

@@ -18,7 +18,7 @@ static const struct kv_view *index_kv(const struct cuda_backend *be, int32_t lay
 {
     const struct kv_view *kv = be->passes.pass ? kv_layer(&be->kv, be->passes.set, layer) : NULL;
     const bool ok = kv && n_rows <= be->passes.view.n_rows && kv->n_kv_heads == 1 &&
-                    kv->v_offset == 0 && kv->head_dim_k == head_dim && head_dim <= INDEX_MAX_DIM;
+                    kv->v_offset == 0 && kv->head_dim_k == head_dim && head_dim <= MAX_INDEX_DIM;
     return ok ? kv : NULL;
 }
 
@@ -98,7 +98,7 @@ enum status cuda_op_index_pick(struct backend *base, const struct index_pick_arg
     const int64_t stride = most_slots(be, a->n_rows);
     const size_t row_bytes = (size_t)stride * sizeof(float);
     const size_t room = lesser(be->scratch.n_bytes, (size_t)SCORE_BYTES) / row_bytes;
-    if (a->top_k > INDEX_MOST_PICKS || room == 0) {
+    if (a->top_k > MAX_INDEX_PICKS || room == 0) {
         return ERR_UNSUPPORTED;
     }
     const int32_t group = (int32_t)lesser(room, (size_t)GROUP_ROWS);

@@ -13,11 +13,7 @@
 extern "C" {
 #endif
 
-enum {
-    INDEX_MOST_PICKS = 2048, // memory is allocated for lists of this length
-    INDEX_MAX_DIM = 256,     // elements of a head
-    INDEX_TILE = 256,        // rows of scores are a multiple of this long
-};
+enum { INDEX_TILE = 256 }; // rows of scores are a multiple of this long
 
 /* Words from one row's list to the next. */
 #define PICK_STRIDE(top_k) ((top_k) + 1)

@@ -181,6 +181,9 @@ struct index_store_args {
     float eps;
 };
 
+/* Limits of every backend: picks per row, and elements of an index key. */
+enum { MAX_INDEX_PICKS = 2048, MAX_INDEX_DIM = 256 };
+
 /* Picks for each row the top_k keys with the highest scores among those that it sees (struct
  * pass_seq), or all if there are no more; of equal scores the earlier positions win. The score of a
  * key, in fp32: the sum over heads h, in ascending order, of weights[h] * max(q[h] . key, 0). A

@@ -164,9 +164,9 @@ static enum status read_index_layers(const struct json *j, struct model_config *
  * out. */
 static enum status read_indexer(const struct json *j, struct model_config *c, struct err *err)
 {
-    TRY(family_size(j, "index_topk", MAX_POSITIONS, &c->index.top_k, err));
+    TRY(family_size(j, "index_topk", MAX_INDEX_PICKS, &c->index.top_k, err));
     TRY(family_size(j, "index_n_heads", 1024, &c->index.n_heads, err));
-    TRY(family_size(j, "index_head_dim", 1024, &c->index.head_dim, err));
+    TRY(family_size(j, "index_head_dim", MAX_INDEX_DIM, &c->index.head_dim, err));
     if (c->q_lora == 0) {
         return err_set(err, ERR_UNSUPPORTED,
                        "config.json: sparse attention without q_lora_rank is not supported");

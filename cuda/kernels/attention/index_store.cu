@@ -21,7 +21,7 @@ store_key(const T *k, const struct store_params &p, const struct rope_view &rope
           const float *cos_sin, const float *norm, const float *bias, const struct kv_view &kv,
           const struct pass_view &pass, const struct pass_row &row)
 {
-    __shared__ float normed[INDEX_MAX_DIM], key[INDEX_MAX_DIM], shared[32];
+    __shared__ float normed[MAX_INDEX_DIM], key[MAX_INDEX_DIM], shared[32];
     const int n = p.head_dim;
     const T *x = k + (int64_t)blockIdx.x * p.k_stride;
     float sum = 0.0f, squares = 0.0f;
@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(32 * ROPE_WARPS)
                        const float *norm, const float *bias, struct kv_view kv,
                        struct pass_view pass)
 {
-    __shared__ float heads[ROPE_WARPS][INDEX_MAX_DIM];
+    __shared__ float heads[ROPE_WARPS][MAX_INDEX_DIM];
     pdl_wait();
     pdl_trigger();
     const struct pass_row row = pass.rows[blockIdx.x];
