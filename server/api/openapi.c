@@ -389,10 +389,13 @@ static void put_operation(struct buf *b, const struct http_route *route,
     buf_putc(b, '}');
 }
 
-/* False for routes that this model cannot serve; they are left out. */
+/* False for routes that have no use with this model or configuration; they are left out. */
 static bool is_served(const struct http_route *route, const struct openapi_facts *facts)
 {
     const struct call_model *m = facts->model;
+    if (facts->config->engine.spare_adapters == 0 && strstr(route->path, "load_lora_adapter")) {
+        return false;
+    }
     if (!m) {
         return true;
     }

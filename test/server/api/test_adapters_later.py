@@ -85,6 +85,10 @@ def test_answers_are_those_of_peft(family, ranks):
             assert ids(complete(s, "base", case["prompt"], len(case["greedy"]))) == base
 
 
+def test_the_document_has_their_routes(server):
+    assert {"/v1/load_lora_adapter", "/v1/unload_lora_adapter"} <= set(server.get("/openapi.json").json()["paths"])
+
+
 def test_it_is_listed_until_it_is_unloaded(server):
     names = lambda: [(m["id"], m["parent"], m["root"]) for m in server.get("/v1/models").json()["data"][1:]]
     assert names() == [] and load(server, "b").status == 200 and load(server, "a").status == 200
@@ -224,6 +228,7 @@ def test_a_larger_rank_needs_room():
 
 def test_without_places_nothing_is_loaded():
     with serve(max_loras=0) as s:
+        assert not any("lora" in path for path in s.get("/openapi.json").json()["paths"])
         r = load(s, "x")
         assert r.status == 404 and "--max-loras" in r.error["message"]
     with serve(lora_modules=f"one={folder('llama-3')}", max_loras=1) as s:
