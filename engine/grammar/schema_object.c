@@ -12,7 +12,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { PATTERN_SETS_MAX = 64 }; // chosen: number of combinations of patterns that a name can match
+enum {
+    PATTERN_SETS_MAX = 64, // chosen: number of combinations of patterns that a name can match
+    OTHER_NAME_MAX = 64,   // chosen, within STYLE_NAME_MAX_BYTES
+};
 
 /* The keywords about an object from all members of a set. They are collected before the expression
  * is built. */
@@ -405,22 +408,26 @@ static enum status add_properties(struct builder *b)
 
 /* ---- undeclared names ---- */
 
-/* An undeclared name and its end. Unquoted names consist of word characters. */
+/* An undeclared name and its end. Unquoted names consist of up to OTHER_NAME_MAX word characters.
+ */
 static uint32_t other_name(struct builder *b, uint32_t names)
 {
     struct exprs *x = b->s->x;
     if (!b->o->bare) {
         return text_make(x, names);
     }
-    struct byte_set word = {0};
-    for (const char *c = "_0123456789"; *c; c++) {
+    struct byte_set first = {0};
+    byte_set_add(&first, '_');
+    for (unsigned c = 'a'; c <= 'z'; c++) {
+        byte_set_add(&first, c);
+        byte_set_add(&first, c - 'a' + 'A');
+    }
+    struct byte_set word = first;
+    for (const char *c = "0123456789"; *c; c++) {
         byte_set_add(&word, (uint8_t)*c);
     }
-    for (unsigned c = 'a'; c <= 'z'; c++) {
-        byte_set_add(&word, c);
-        byte_set_add(&word, c - 'a' + 'A');
-    }
-    uint32_t words = expr_rep(x, expr_bytes(x, &word), 1, EXPR_INF);
+    uint32_t begin = expr_bytes(x, b->s->style->word_names ? &first : &word);
+    uint32_t words = expr_seq(x, begin, expr_rep(x, expr_bytes(x, &word), 0, OTHER_NAME_MAX - 1));
     return expr_seq(x, expr_clean(x, expr_and2(x, names, words)), expr_byte(x, b->o->name_end));
 }
 
