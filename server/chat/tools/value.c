@@ -186,11 +186,45 @@ const struct json *tool_root(const struct tool_parse *p)
     return json_get(tool_function(p->tools, or_empty(p->name.data)), "parameters");
 }
 
+/* What a schema says about a parameter; in it, or in one of its parts. */
+typedef const struct json *of_parameter(const struct json *schema, const char *name);
+
+static const struct json *listed(const struct json *schema, const char *name)
+{
+    return json_get(json_get(schema, "properties"), name);
+}
+
+/* About a name that is not listed. Patterns are not compared: if there are several, the first
+ * counts. */
+static const struct json *unlisted(const struct json *schema, const char *name)
+{
+    const struct json *others = json_get(schema, "additionalProperties");
+    (void)name;
+    return json_is(others, JSON_OBJECT) ? others
+                                        : json_first(json_get(schema, "patternProperties"));
+}
+
+static const struct json *find(const struct json *root, const struct json *schema, const char *name,
+                               of_parameter *says, int depth)
+{
+    static const char *const lists[] = {"allOf", "anyOf", "oneOf"};
+    schema = tool_resolve(root, schema);
+    const struct json *found = says(schema, name);
+    for (size_t i = 0; !found && i < 3 && depth < 8; i++) {
+        const struct json *one = json_first(json_get(schema, lists[i]));
+        for (; !found && one; one = json_next(one)) {
+            found = find(root, one, name, says, depth + 1);
+        }
+    }
+    return found;
+}
+
 const struct json *tool_schema(const struct tool_parse *p)
 {
     const struct json *root = tool_root(p);
-    const struct json *properties = json_get(tool_resolve(root, root), "properties");
-    return json_get(properties, or_empty(p->id.data));
+    const char *name = or_empty(p->id.data);
+    const struct json *found = find(root, root, name, listed, 0);
+    return found ? found : find(root, root, name, unlisted, 0);
 }
 
 void tool_parameter(struct tool_parse *p, const char *text, size_t n_bytes, enum tool_value type)

@@ -22,11 +22,16 @@ static void put_schema(struct buf *out, const char *name)
     buf_puts(out, "],\"additionalProperties\":false}");
 }
 
+static const struct style *style_of(const struct tool_writing *w)
+{
+    const char *name = w->style ? w->style : "json";
+    return style_find(name, strlen(name));
+}
+
 /* A call of f with the argument 5, as the rows of the format and its style say. */
 static void put_call(struct buf *out, const struct tool_writing *w, const char *name)
 {
-    const struct style *s =
-        style_find(w->style ? w->style : "json", strlen(w->style ? w->style : "json"));
+    const struct style *s = style_of(w);
     const char *head[] = {w->open, w->head, w->head ? "f" : NULL, w->call, "f", w->name_end};
     const char *tail[] = {w->call_end, w->close};
     buf_clear(out);
@@ -80,16 +85,14 @@ static bool reads(const struct tool_parser *parser, const char *text, const char
     return good;
 }
 
-/* Whether the grammar of a forced call compiles; if so, it must accept the text. */
-static bool accepts(const struct tool_writing *w, const char *text, const char *schema,
-                    bool may_fail)
+/* The grammar of a call of f, which is forced unless it may fail. NULL: a name was refused. */
+static struct grammar *compile(const struct tool_writing *w, const char *schema, bool may_fail)
 {
     const struct tool_to_write tool = {
         .name = "f", .schema = schema, .schema_bytes = strlen(schema), .may_fail = may_fail};
     const struct tool_calls calls = {.writing = w, .tools = &tool, .n_tools = 1, .one = true};
     struct buf tags;
     struct grammar *g = NULL;
-    struct grammar_state s;
     struct err err;
     buf_init(&tags, 1 << 16);
     if (may_fail) {
@@ -99,17 +102,24 @@ static bool accepts(const struct tool_writing *w, const char *text, const char *
     }
     const struct grammar_source source = {
         .kind = GRAMMAR_TAGS, .text = tags.data, .n_bytes = tags.n_bytes};
-    bool good = grammar_compile(&source, NULL, NULL, &g, &err) == OK;
-    if (!good && !strstr(err.text, "cannot be the name of a parameter")) {
+    if (grammar_compile(&source, NULL, NULL, &g, &err) != OK &&
+        !strstr(err.text, "cannot be the name of a parameter")) {
         CHECK_FAIL("%s", err.text);
     }
-    if (good && !may_fail &&
-        (grammar_fold(g, text, strlen(text), &s) != OK || !grammar_may_end(g, s))) {
+    buf_deinit(&tags);
+    return g;
+}
+
+/* Whether the grammar of a forced call compiles; if so, it must accept the text. */
+static bool accepts(const struct tool_writing *w, const char *text, const char *schema)
+{
+    struct grammar *g = compile(w, schema, false);
+    struct grammar_state s;
+    if (g && (grammar_fold(g, text, strlen(text), &s) != OK || !grammar_may_end(g, s))) {
         CHECK_FAIL("the grammar does not accept\n%s", text);
     }
     grammar_free(g);
-    buf_deinit(&tags);
-    return good;
+    return g != NULL;
 }
 
 static void check_name(const char *format, const struct tool_writing *w, const char *name)
@@ -122,11 +132,13 @@ static void check_name(const char *format, const struct tool_writing *w, const c
     put_call(&text, w, name);
     char *marked = parser->exact ? with_marks(parser, text.data) : NULL;
     const bool read = reads(parser, marked ? marked : text.data, schema.data, name);
-    const bool accepted = accepts(w, text.data, schema.data, false);
+    const bool accepted = accepts(w, text.data, schema.data);
     if (accepted != read && (accepted || !strpbrk(name, "<\n"))) {
         CHECK_FAIL("%s: \"%s\" is %s in\n%s", format, name, read ? "read" : "not read", text.data);
     }
-    CHECK(accepts(w, text.data, schema.data, true)); // nothing forces the call
+    struct grammar *g = compile(w, schema.data, true);
+    CHECK(g); // nothing forces the call
+    grammar_free(g);
     free(marked);
     buf_deinit(&schema);
     buf_deinit(&text);
@@ -156,6 +168,52 @@ TEST(forced_calls_have_only_names_that_parsers_read)
             check_name(format, w, "a</parameter>b");
             check_name(format, w, longest);
         }
+    }
+}
+
+/* Writes calls with these names. Those that the grammar accepts must be read with a number as
+ * value, since the schema allows nothing else. */
+static void check_others(const struct tool_parser *parser, const char *schema)
+{
+    static const char *const names[] = {"a", "_1", "1", "1a", "A_b2", "a-b", "a b", "\xc3\xa9", ""};
+    enum { N_NAMES = sizeof names / sizeof names[0] };
+    char longest[STYLE_NAME_MAX_BYTES + 2] = "";
+    memset(longest, 'a', STYLE_NAME_MAX_BYTES + 1);
+    struct grammar *g = compile(parser->writing, schema, false);
+    for (size_t k = 0; g && k <= N_NAMES; k++) {
+        const char *name = k < N_NAMES ? names[k] : longest;
+        struct buf text;
+        struct grammar_state s;
+        buf_init(&text, 1 << 16);
+        put_call(&text, parser->writing, name);
+        const bool accepted = grammar_fold(g, text.data, text.n_bytes, &s) == OK;
+        char *marked = with_marks(parser, text.data);
+        if (accepted && !reads(parser, marked, schema, name)) {
+            CHECK_FAIL("%s: \"%s\" is not read in\n%s", parser->name, name, text.data);
+        }
+        if (k == 0 && !accepted) {
+            CHECK_FAIL("%s: no name is possible with %s", parser->name, schema);
+        }
+        free(marked);
+        buf_deinit(&text);
+    }
+    grammar_free(g);
+}
+
+TEST(names_that_the_properties_do_not_list)
+{
+    for (size_t i = 0; tool_parser_name(i); i++) {
+        const struct tool_parser *parser = tool_parser_find(tool_parser_name(i));
+        if (!style_of(parser->writing)->elements) {
+            check_others(parser, "{\"type\":\"object\",\"minProperties\":1,"
+                                 "\"additionalProperties\":{\"type\":\"integer\"}}");
+            check_others(parser, "{\"type\":\"object\",\"minProperties\":1,"
+                                 "\"additionalProperties\":false,\"patternProperties\":{\"\":{"
+                                 "\"type\":\"integer\"}}}");
+        }
+        check_others(parser, "{\"type\":\"object\",\"required\":[\"a\"],\"allOf\":[{\"$ref\":"
+                             "\"#/$defs/P\"}],\"$defs\":{\"P\":{\"properties\":{\"a\":{\"type\":"
+                             "\"integer\"}}}}}");
     }
 }
 
