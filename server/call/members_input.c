@@ -11,6 +11,8 @@ static const struct member rows[] = {
      FORM_COMPLETIONS, HAND(INT, read_completion_logprobs), SHARE, .may_be_false = true},
 
     /* ---- the answer's length: of several names, the endpoint's own counts ---- */
+    {"max_tokens", "OpenAI's name for n_predict.", NATIVE, HAND(INT, read_native_max), .min = -2,
+     .max = INT32_MAX},
     {"n_predict",
      "The maximum number of tokens in an answer; -1: as many as fit; 0: only the prompt is "
      "evaluated.",
@@ -22,7 +24,8 @@ static const struct member rows[] = {
     {"max_new_tokens", "TGI's name for max_tokens.", DRAWS, LENGTH},
     {"max_output_tokens", "The Responses API's name for max_tokens.", CHATS | FORM_COMPLETIONS,
      LENGTH},
-    {"max_tokens", "The older name of max_completion_tokens.", CHATS | FORM_RESPONSES, LENGTH},
+    {"max_tokens", "The older name of max_completion_tokens.", CHATS | FORM_RESPONSES,
+     HAND(INT, read_max_tokens), .min = 1, .max = INT32_MAX},
     {"max_tokens",
      "The maximum number of tokens in an answer; null: as many as fit; 0: only with echo.",
      FORM_COMPLETIONS, HAND(INT, read_completion_max), .min = 0, .max = INT32_MAX},

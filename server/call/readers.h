@@ -33,6 +33,8 @@ bool request_check_window(struct request *r, const struct request_prompt *p);
 bool read_penalize_nl(struct request *r);
 bool read_n_predict(struct request *r);
 bool read_native_predict(struct request *r);
+bool read_native_max(struct request *r);
+bool read_max_tokens(struct request *r);
 bool read_num_predict(struct request *r);
 bool read_stream_options(struct request *r);
 bool check_salt(struct request *r);

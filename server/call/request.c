@@ -325,44 +325,6 @@ bool read_penalize_nl(struct request *r)
         "be true.");
 }
 
-/* Reads another name of max_tokens. A negative number means: as many tokens as fit. With
- * `may_be_none` 0 means that the prompt is evaluated, and nothing generated. */
-static bool read_predict(struct request *r, const char *key, bool may_be_none)
-{
-    int64_t v;
-    if (!body_int(&r->body, key, -2, INT32_MAX, &v)) {
-        return true;
-    }
-    if (v == 0 && !may_be_none) {
-        return call_error_set(&r->error, 400, "integer_below_min_value", key,
-                              "Invalid '%s': integer below minimum value. Expected a value >= 1, "
-                              "or -1 for as many as fit, but got 0 instead.",
-                              key);
-    }
-    r->max_is_asked = v >= 0;
-    r->has_max_tokens = v >= 0;
-    r->max_shrinks = v >= 0;
-    if (v >= 0) {
-        r->max_tokens = v;
-    }
-    return true;
-}
-
-bool read_n_predict(struct request *r)
-{
-    return read_predict(r, "n_predict", false);
-}
-
-bool read_native_predict(struct request *r)
-{
-    return read_predict(r, "n_predict", true);
-}
-
-bool read_num_predict(struct request *r)
-{
-    return read_predict(r, "num_predict", false);
-}
-
 /* best_of must be 1 or n: with other values, answers would have to be discarded. */
 bool check_best_of(struct request *r)
 {

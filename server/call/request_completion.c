@@ -118,23 +118,6 @@ bool read_completion_logprobs(struct request *r)
     return true;
 }
 
-/* null: as many tokens as fit. */
-bool read_completion_max(struct request *r)
-{
-    const struct body_member *max = NULL;
-    for (size_t i = 0; i < r->body.n_members; i++) {
-        if (strcmp(r->body.members[i].key, "max_tokens") == 0) {
-            max = &r->body.members[i];
-        }
-    }
-    if (max && max->node && json_type(max->node) == JSON_NULL) {
-        r->has_max_tokens = false;
-    }
-    r->max_is_asked |= body_int(&r->body, "max_tokens", !r->echo, INT32_MAX, &r->max_tokens);
-    r->has_max_tokens |= r->max_is_asked;
-    return true;
-}
-
 bool read_prompt(struct request *r)
 {
     return request_read_prompts(r, "prompt", (size_t)r->model->config->max_prompts);

@@ -218,6 +218,20 @@ def test_without_tokens_to_predict_the_prompt_is_only_cached(real):
     assert real.chat("hello", n_predict=0).error["code"] == "integer_below_min_value"
 
 
+def test_lengths_under_openais_name(real):
+    assert native(real, "Once", max_tokens=3, temperature=0)["tokens_predicted"] == 3
+    assert native(real, "Once", max_tokens=3, n_predict=2)["tokens_predicted"] == 2
+    assert native(real, "Once", max_tokens=0)["tokens_predicted"] == 0
+    ask = lambda s, path, n: s.post(path, {"messages": [{"role": "user", "content": "What is 1 + 1?"}], "prompt": "a", "max_tokens": n})
+    assert ask(real, "/v1/chat/completions", -1).status == ask(real, "/v1/completions", -1).status == 400
+    assert ask(real, "/chat/completions", -1).status == 200
+    with Server(real=True, conventions="llama.cpp", max_model_len=ROOM) as s:
+        for path in ("/v1/chat/completions", "/v1/completions"):
+            assert ask(s, path, -1).status == 200 and ask(s, path, -2).status == 400
+            r = ask(s, path, 0)
+            assert r.status == 200 and r.json()["usage"]["completion_tokens"] == 0 and r.json()["choices"][0]["finish_reason"] == "length", r.body
+
+
 def test_a_window_of_penalties_must_contain_the_whole_text(real):
     body = {"temperature": 0, "repeat_penalty": 1.3, "n_predict": 8}
     want = native(real, [5] * 20, **body)["content"]
