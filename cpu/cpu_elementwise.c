@@ -69,7 +69,7 @@ enum status cpu_activation(struct backend *be, const struct activation_args *a)
 {
     struct cpu_backend *cpu = cpu_of(be);
     struct activation_job job = {cpu->kernels, a};
-    ASSERT(a->gated || a->kind != ACT_GPT_OSS);
+    ASSERT(a->gated || (a->kind != ACT_GPT_OSS && a->kind != ACT_SILU_CLAMPED));
     ASSERT(!a->gated || a->kind != ACT_XIELU);
     pool_run(cpu->pool, a->n_rows, activation_item, &job);
     return OK;

@@ -151,6 +151,9 @@ static float activated(enum activation kind, struct act_shape shape, float g, fl
         return g / (1.0f + expf(-1.59576912f * (g + 0.044715f * g * g * g))) * u;
     case ACT_RELU: return greater(g, 0.0f) * u;
     case ACT_RELU2: return (g > 0.0f ? g * g : 0.0f) * u;
+    case ACT_SILU_CLAMPED:
+        u = greater(lesser(u, shape.limit), -shape.limit);
+        return lesser(g / (1.0f + expf(-g)), shape.limit) * u;
     case ACT_GPT_OSS:
         g = lesser(g, shape.limit);
         u = lesser(u, shape.limit);

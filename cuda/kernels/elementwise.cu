@@ -106,6 +106,7 @@ __device__ __forceinline__ float act_by_kind(enum activation kind, float gate, f
     case ACT_GELU: return act_gated<ACT_GELU>(gate, up, shape);
     case ACT_GPT_OSS: return act_gated<ACT_GPT_OSS>(gate, up, shape);
     case ACT_RELU2: return act_gated<ACT_RELU2>(gate, up, shape);
+    case ACT_SILU_CLAMPED: return act_gated<ACT_SILU_CLAMPED>(gate, up, shape);
     default: return act_gated<ACT_RELU>(gate, up, shape);
     }
 }

@@ -210,12 +210,23 @@ struct attention_args {
 };
 
 /* The kinds before ACT_XIELU are also those of experts. */
-enum activation { ACT_SILU, ACT_GELU_TANH, ACT_GELU, ACT_RELU, ACT_GPT_OSS, ACT_RELU2, ACT_XIELU };
+enum activation {
+    ACT_SILU,
+    ACT_GELU_TANH,
+    ACT_GELU,
+    ACT_RELU,
+    ACT_GPT_OSS,
+    ACT_RELU2,
+    ACT_SILU_CLAMPED,
+    ACT_XIELU
+};
 
-/* ACT_RELU2: max(x, 0) squared. ACT_XIELU, which is never gated: rise * x * x + slope * x if x > 0,
+/* ACT_RELU2: max(x, 0) squared. ACT_SILU_CLAMPED, which is always gated: min(silu(gate), limit) *
+ * clamp(up, -limit, limit). ACT_XIELU, which is never gated: rise * x * x + slope * x if x > 0,
  * otherwise fall * (exp(x) - 1 - x) + slope * x. */
 
-/* Parameters of ACT_GPT_OSS and of ACT_XIELU; other activations ignore them. */
+/* Parameters: limit and alpha of ACT_GPT_OSS, the limit of ACT_SILU_CLAMPED, the rest of ACT_XIELU;
+ * other activations ignore them. */
 struct act_shape {
     float limit, alpha;
     float rise, fall, slope;

@@ -566,6 +566,7 @@ bool checkpoint_is_tower(const char *name)
                                          "embed_audio",
                                          "multi_modal_projector",
                                          "mm_projector",
+                                         "vit_large_projector",
                                          "vision_projection",
                                          "talker",
                                          "code2wav",

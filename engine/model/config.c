@@ -241,72 +241,6 @@ static int32_t natural_length(const struct json *j, int32_t max_pos)
     return MAX_POSITIONS;
 }
 
-/* Assigns a rope to each layer. */
-static void choose_ropes(struct model_config *c)
-{
-    for (int32_t i = 0; i < c->n_layers; i++) {
-        struct layer_config *l = &c->layers[i];
-        if (l->rope == 0 && l->window > 0) {
-            l->rope = c->n_ropes - 1;
-        } else if (c->full_without_rope) {
-            l->rope = -1;
-        }
-    }
-}
-
-/* Reads a rope, for the head size of the layers that use it. */
-static enum status read_rope(const struct json *params, double theta, const struct json *j,
-                             int32_t rope, struct model_config *c, struct err *err)
-{
-    double partial = json_get_number(j, "partial_rotary_factor", (double)c->partial_rotary);
-    partial = json_get_number(params, "partial_rotary_factor", partial);
-    int32_t head_dim = c->head_dim;
-    for (int32_t i = 0; i < c->n_layers; i++) {
-        if (c->layers[i].rope == rope) {
-            head_dim = c->layers[i].head_dim;
-        }
-    }
-    const bool interleaved = c->rope[0].desc.interleaved;
-    struct rope_share share = {c->kv_lora ? c->rope_dim : head_dim, c->kv_lora ? 1.0 : partial};
-    TRY(rope_read(params, theta, share, j, &c->rope[rope], err));
-    c->rope[rope].desc.interleaved = interleaved;
-    return OK;
-}
-
-/* The indexers' rope differs from that of the layers at most in its pairs. */
-static void add_index_rope(struct model_config *c)
-{
-    if (c->index.top_k > 0 && c->index.interleaved != c->rope[0].desc.interleaved) {
-        c->index.rope = c->n_ropes++;
-        c->rope[c->index.rope] = c->rope[0];
-        c->rope[c->index.rope].desc.interleaved = c->index.interleaved;
-    }
-}
-
-/* Reads both forms: transformers 5's rope_parameters, which may be given per layer type, and the
- * older rope_theta with rope_scaling. */
-static enum status read_ropes(const struct json *j, struct model_config *c, struct err *err)
-{
-    double theta = json_get_number(j, "rope_theta", 10000.0);
-    const struct json *full = rope_params(j), *sliding = NULL;
-    if (json_is(json_get(full, "full_attention"), JSON_OBJECT)) {
-        sliding = json_get(full, "sliding_attention");
-        full = json_get(full, "full_attention");
-        c->n_ropes = 2;
-    }
-    choose_ropes(c);
-    if (c->n_ropes == 2) { // the rope of the sliding layers; the older form never scales it
-        double local = json_get_number(j, "rope_local_base_freq", 10000.0);
-        TRY(read_rope(sliding, local, j, 1, c, err));
-    }
-    bool together = json_get_bool(j, "rope_pairs_together", c->rope[0].desc.interleaved);
-    TRY(read_rope(full, theta, j, 0, c, err));
-    c->rope[0].desc.interleaved = together;
-    c->rope[1].desc.interleaved = together;
-    add_index_rope(c);
-    return OK;
-}
-
 /* A wrapper's own key takes precedence over that of its text part, and the family has the default.
  * A separate head is required only if the file says so, because some published folders have neither
  * the key nor the head. */
@@ -522,7 +456,7 @@ static enum status read_config(struct json *root, struct model_config *c, struct
                        "config.json: no layer has attention, which is not supported");
     }
     read_tied(root, c);
-    TRY(read_ropes(j, c, err));
+    TRY(ropes_read(j, c, err));
     c->max_pos = natural_length(j, c->max_pos);
     read_eos(eos, wrapper_eos, j, c);
     return OK;

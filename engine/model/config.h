@@ -44,8 +44,11 @@ struct layer_config {
     struct query_growth growth;
     bool moe;
     float ffn_out_scale; // as attn_out_scale
-    bool no_ffn;         // the layer has only attention or a state; a layer with neither has only a
-                         // feed-forward part
+    // Limits with which ACT_SILU_CLAMPED replaces the activation; 0: it does not. mlp: also of
+    // shared experts.
+    float experts_limit, mlp_limit;
+    bool no_ffn; // the layer has only attention or a state; a layer with neither has only a
+                 // feed-forward part
 };
 
 /* Sparse attention: an indexer picks the keys that the rows of a layer attend to. A layer without
@@ -135,6 +138,7 @@ struct model_config {
 
     bool full_without_rope, full_without_sinks; // layers with full attention have none
     int32_t n_ropes;
+    double rope_theta[2], rope_share[2]; // of the ropes, if the family reads them; 0: it does not
     float partial_rotary; // rotated share of each head; a value in the config takes precedence
     struct rope_config rope[2]; // 0: global, 1: for sliding layers, or for indexers
 
@@ -216,6 +220,8 @@ struct tensor_names {
     const char *expert_gate, *expert_up, *expert_down;
     /* Complete names of tensors that hold all experts, for files without a tensor per expert. */
     const char *experts_gate_up, *experts_down;
+    /* For files with three such tensors, in the form EXPERTS_ROWS. */
+    const char *experts_gate, *experts_up;
     enum experts_form experts_form;
     const char *shared_gate, *shared_up, *shared_gate_up, *shared_down, *shared_router;
     const char *latent_in, *latent_out;
@@ -252,5 +258,7 @@ double rope_alpha(const struct json *config); // alpha of a dynamic scaling; 0: 
 enum status rope_read(const struct json *params, double theta, struct rope_share share,
                       const struct json *config, struct rope_config *out, struct err *err);
 bool rope_fit(struct rope_config *rope, int32_t max_len);
+/* Reads the model's ropes and assigns them to the layers. */
+enum status ropes_read(const struct json *j, struct model_config *c, struct err *err);
 
 #endif

@@ -39,9 +39,9 @@ struct mlp_args {
     struct activation_args act;
 };
 
-static struct mlp_args mlp_of(const struct flow *f, const struct weight *gate_up,
-                              const struct weight *down, int32_t width, struct tensor in,
-                              struct product_sums *sums)
+static struct mlp_args mlp_of(const struct flow *f, const struct layer_weights *w,
+                              const struct weight *gate_up, const struct weight *down,
+                              int32_t width, struct tensor in, struct product_sums *sums)
 {
     struct model *m = f->m;
     struct mlp_args a = {
@@ -51,9 +51,9 @@ static struct mlp_args mlp_of(const struct flow *f, const struct weight *gate_up
                 .out = m->ff,
                 .n_rows = f->n_rows,
                 .width = width,
-                .kind = m->config->act,
+                .kind = w->mlp_act.kind,
                 .gated = m->config->gated,
-                .shape = m->config->act_shape},
+                .shape = w->mlp_act.shape},
     };
     a.down.partial = true;
     return a;
@@ -77,7 +77,7 @@ static enum status shared_experts(struct flow *f, const struct layer_weights *w,
 {
     struct model *m = f->m;
     const struct mlp_args a =
-        mlp_of(f, w->shared_gate_up, w->shared_down, m->shard.shared_ffn, in, NULL);
+        mlp_of(f, w, w->shared_gate_up, w->shared_down, m->shard.shared_ffn, in, NULL);
     TRY(mlp(f, &a));
     struct reduce_args reduce = {.y = m->delta,
                                  .n_rows = f->n_rows,
@@ -147,11 +147,11 @@ static struct moe_ffn_args experts_of(const struct flow *f, const struct layer_w
                                  .n_experts = c->n_experts,
                                  .k = c->experts_per_token,
                                  .ffn = m->shard.moe_ffn,
-                                 .kind = c->act,
+                                 .kind = w->experts_act.kind,
                                  .partial = true,
                                  .weigh_inputs = c->weigh_inputs,
                                  .plain = !c->gated,
-                                 .shape = c->act_shape};
+                                 .shape = w->experts_act.shape};
 }
 
 /* Experts at a latent width: projects their reduced sum back to the hidden width, into y. */
@@ -206,7 +206,7 @@ static enum status together(struct flow *f, const struct layer_weights *w, struc
     struct moe_ffn_args ffn = experts_of(f, w, in, m->delta);
     ffn.accumulate = shared;
     const struct mlp_args a =
-        mlp_of(f, w->shared_gate_up, w->shared_down, m->shard.shared_ffn, in, NULL);
+        mlp_of(f, w, w->shared_gate_up, w->shared_down, m->shard.shared_ffn, in, NULL);
     const struct row_gate_args gate = shared_gate_of(f, w, in);
     const struct shared_expert_args beside = {
         .up = a.up, .act = a.act, .down = a.down, .gate = w->shared_router ? &gate : NULL};
@@ -248,7 +248,7 @@ static enum status mlp_and_experts(struct flow *f, int32_t layer, struct tensor 
     const struct layer_weights *w = &m->layers[layer];
     const bool whole = m->shard.n_ranks == 1;
     const int32_t ffn = model_layer_share(c, &m->shard, layer).ffn;
-    const struct mlp_args a = mlp_of(f, w->gate_up, w->down, ffn, in, NULL);
+    const struct mlp_args a = mlp_of(f, w, w->gate_up, w->down, ffn, in, NULL);
     const struct shared_expert_args beside = {.up = a.up, .act = a.act, .down = a.down};
     const struct moe_route_args picks = route_of(f, w, m->routed);
     struct moe_ffn_args experts = experts_of(f, w, m->experts_in, m->routed);
@@ -277,9 +277,8 @@ enum status decoder_ffn(struct flow *f, int32_t layer, struct tensor in)
         return w->experts_norm ? mlp_and_experts(f, layer, in) : moe(f, w, in);
     }
     const int32_t ffn = model_layer_share(m->config, &m->shard, layer).ffn;
-    struct mlp_args a =
-        mlp_of(f, w->gate_up, w->down, ffn, in, flow_sums_for_norm(f, w->ffn_post_norm));
-    a.act.shape = w->act_shape;
+    const struct mlp_args a =
+        mlp_of(f, w, w->gate_up, w->down, ffn, in, flow_sums_for_norm(f, w->ffn_post_norm));
     TRY(mlp(f, &a));
     struct reduce_args reduce = {.y = m->delta,
                                  .n_rows = f->n_rows,

@@ -198,6 +198,55 @@ static struct weight_part expert_of(const struct experts *s, int64_t e)
     return weight_part_slice(s->all, e * s->n_out, s->n_out, 0, s->n_in);
 }
 
+/* One expert's matrix, from a quantised tensor that holds that of all experts. */
+static enum status scaled_expert(struct loader *l, int32_t layer, int32_t matrix,
+                                 const struct expert_place *place, const struct experts *all,
+                                 struct weight_part *out)
+{
+    char room[NAME_BYTES], pattern[NAME_BYTES], name[NAME_BYTES];
+    name_in_mixture(l, layer, expert_matrices[matrix], NULL, room);
+    part_layer_name(room, layer, pattern);
+    part_numbered_name(pattern, (int32_t)place->expert, name);
+    return part_expert(l, name, place, all->n_out, all->n_in, out);
+}
+
+/* Like stacked_parts, from three tensors that have one matrix of each expert. */
+static enum status three_stacks(struct loader *l, int32_t layer, struct weight_part *gate_up,
+                                struct weight_part *down)
+{
+    const struct model_config *c = l->c;
+    const int64_t n = l->m->shard.moe_ffn, first = l->m->shard.rank * n;
+    const int64_t hidden = width_of_experts(c), ffn = c->moe_ffn;
+    const char *const names[3] = {c->names->experts_gate, c->names->experts_up,
+                                  c->names->experts_down};
+    for (int32_t i = 0; i < 3; i++) {
+        char name[NAME_BYTES], room[NAME_BYTES];
+        const bool is_down = i == 2;
+        struct experts all = {.n_out = is_down ? hidden : ffn, .n_in = is_down ? ffn : hidden};
+        const bool scaled = stack_with_scales(l, layer, names[i], names[i], room) != NULL;
+        part_layer_name(names[i], layer, name);
+        if (!scaled) {
+            TRY(part_of(l, name, (int64_t[]){c->n_experts, all.n_out, all.n_in}, 3, &all.all));
+        }
+        for (int32_t e = 0; e < c->n_experts; e++) {
+            struct weight_part p;
+            if (scaled) {
+                const struct expert_place place = {name, e, c->n_experts, 0, 1, all.n_out, false};
+                TRY(scaled_expert(l, layer, i, &place, &all, &p));
+            } else {
+                p = expert_of(&all, e);
+            }
+            part_requantise(l, &p);
+            if (is_down) {
+                down[e] = weight_part_slice(p, 0, hidden, first, n);
+            } else {
+                gate_up[2 * e + i] = weight_part_slice(p, first, n, 0, hidden);
+            }
+        }
+    }
+    return OK;
+}
+
 /* Like expert_parts, but from tensors that hold all experts. */
 static enum status stacked_parts(struct loader *l, int32_t layer, struct weight_part *gate_up,
                                  struct weight_part *down)
@@ -208,6 +257,9 @@ static enum status stacked_parts(struct loader *l, int32_t layer, struct weight_
     char gate_up_name[NAME_BYTES], down_name[NAME_BYTES];
     struct experts stacked;
     ASSERT(c->gated);
+    if (c->names->experts_gate) {
+        return three_stacks(l, layer, gate_up, down);
+    }
     part_layer_name(c->names->experts_gate_up, layer, gate_up_name);
     part_layer_name(c->names->experts_down, layer, down_name);
     const bool turned = are_turned(l, gate_up_name, down_name);
@@ -314,6 +366,9 @@ static bool experts_are_stacked(const struct loader *l, int32_t layer)
     const struct tensor_names *names = l->c->names;
     char room[NAME_BYTES], name[NAME_BYTES], first[NAME_BYTES];
     const char *up = name_in_mixture(l, layer, expert_matrices[1], names->expert_up, room);
+    if (names->experts_gate) {
+        return true;
+    }
     if (!up || !names->experts_gate_up) {
         return names->experts_gate_up != NULL;
     }
@@ -515,7 +570,6 @@ static enum status load_act(struct loader *l, int32_t layer, struct act_shape *o
 {
     float positive, negative;
     char base[NAME_BYTES];
-    *out = l->c->act_shape;
     if (l->c->act != ACT_XIELU) {
         return OK;
     }
@@ -529,6 +583,14 @@ static enum status load_act(struct loader *l, int32_t layer, struct act_shape *o
     return OK;
 }
 
+static struct layer_act act_with_limit(const struct model_config *c, float limit)
+{
+    if (limit > 0.0f) {
+        return (struct layer_act){ACT_SILU_CLAMPED, {.limit = limit}};
+    }
+    return (struct layer_act){c->act, c->act_shape};
+}
+
 /* A layer without a feed-forward half has none of its weights. */
 enum status load_ffn(struct loader *l, int32_t layer, struct layer_weights *w)
 {
@@ -537,6 +599,8 @@ enum status load_ffn(struct loader *l, int32_t layer, struct layer_weights *w)
     if (c->layers[layer].no_ffn) {
         return OK;
     }
+    w->mlp_act = act_with_limit(c, c->layers[layer].mlp_limit);
+    w->experts_act = act_with_limit(c, c->layers[layer].experts_limit);
     if (c->layers[layer].moe) {
         TRY(load_moe(l, layer, w));
         if (!c->experts_beside) {
@@ -544,7 +608,7 @@ enum status load_ffn(struct loader *l, int32_t layer, struct layer_weights *w)
         }
         TRY(load_beside(l, layer, w));
     }
-    TRY(load_act(l, layer, &w->act_shape));
+    TRY(load_act(l, layer, &w->mlp_act.shape));
     const int32_t ffn = c->layers[layer].ffn;
     const struct layer_share share = model_layer_share(c, &l->m->shard, layer);
     char rooms[3][NAME_BYTES];

@@ -20,6 +20,7 @@ enum kind {
     NUMBERS,
     INTEGER_OR_LIST,
     INTEGER_OR_TEXT,
+    NUMBER_OR_LIST,
     LIST_OR_TEXT,
     OBJECT
 };
@@ -55,7 +56,8 @@ static const struct key config_keys[] = {
     {"rms_norm_eps", NUMBER, 0, 1},
     {"layer_norm_eps", NUMBER, 0, 1},
     {"norm_epsilon", NUMBER, 0, 1},
-    ROPE_BASE("rope_theta"),
+    {"rope_theta", NUMBER_OR_LIST, 1, 1e15},
+    {"partial_rotary_factors", NUMBERS, LEAST, 1},
     ROPE_BASE("rope_local_base_freq"),
     ROPE_SHARE,
     ROPE_LENGTH,
@@ -220,6 +222,19 @@ static const struct key config_keys[] = {
     FACTOR("moe_router_logit_softcapping", 0),
     SWITCH("moe_apply_router_weight_on_input"),
     {"layer_rope_theta", NUMBERS, 0, 1e15},
+    {"moe_layers_enum", LIST_OR_TEXT, 0, 0},
+    {"swiglu_limits", LIST, 0, 0},
+    {"swiglu_limits_shared", LIST, 0, 0},
+    COUNT("share_expert_dim", 0),
+    COUNT("num_sliding_attention_heads", 1),
+    {"attention_other_setting", OBJECT, 0, 0},
+    FACTOR("moe_router_scaling_factor", 0),
+    {"moe_router_activation", TEXT, 0, 0},
+    {"use_rope_layers", LIST, 0, 0},
+    SWITCH("zero_centered"),
+    SWITCH("use_head_wise_attn_gate"),
+    SWITCH("norm_expert_weight"),
+    SWITCH("use_moe_router_bias"),
     SWITCH("tie_word_embeddings"),
     SWITCH("attention_bias"),
     SWITCH("mlp_bias"),
@@ -324,6 +339,7 @@ static bool holds(const struct key *k, const struct json *v)
     case NUMBERS: return is_list(k, v, is_number);
     case INTEGER_OR_LIST: return is_integer(k, v) || is_list(k, v, is_integer);
     case INTEGER_OR_TEXT: return is_integer(k, v) || json_is(v, JSON_STRING);
+    case NUMBER_OR_LIST: return is_number(k, v) || is_list(k, v, is_number);
     case LIST_OR_TEXT: return json_is(v, JSON_ARRAY) || json_is(v, JSON_STRING);
     case OBJECT: return json_is(v, JSON_OBJECT);
     }
@@ -343,10 +359,11 @@ static enum status refuse(const char *where, const struct key *k, struct err *er
                                         "a list of numbers",
                                         "an integer or a list of integers",
                                         "an integer or a string",
+                                        "a number or a list of numbers",
                                         "a list or a string",
                                         "an object"};
-    bool ranged =
-        k->kind == NUMBER || k->kind == INTEGER || k->kind == INTEGERS || k->kind == NUMBERS;
+    bool ranged = k->kind == NUMBER || k->kind == INTEGER || k->kind == INTEGERS ||
+                  k->kind == NUMBERS || k->kind == NUMBER_OR_LIST;
     char range[64] = "";
     if (ranged) {
         snprintf(range, sizeof range, " from %.10g to %.10g", k->min, k->max);

@@ -14,6 +14,12 @@
 /* Maximum number of draft models that feed one token tree. */
 enum { MAX_DRAFT_MODELS = MAX_KV_SETS - 1 };
 
+/* An activation with its parameters. */
+struct layer_act {
+    enum activation kind;
+    struct act_shape shape;
+};
+
 /* Weights of one layer. NULL: the family has no such weight. */
 struct layer_weights {
     const struct weight *attn_norm, *attn_norm_bias, *attn_post_norm;
@@ -26,8 +32,8 @@ struct layer_weights {
     // for layers that have experts beside an MLP
     const struct weight *experts_norm, *experts_post_norm, *mlp_post_norm;
     const struct weight *input_gate, *input_up, *input_post_norm; // for the per-layer input
-    float x_scale;              // factor of the layer's output; 0: none
-    struct act_shape act_shape; // of the layer's MLP
+    float x_scale;                         // factor of the layer's output; 0: none
+    struct layer_act mlp_act, experts_act; // mlp_act: also of shared experts
     // MLA: low is q_a, if there is one, above kv_a; qkv is q_b or q, above the indexer's
     const struct weight *low, *q_a_norm, *kv_a_norm, *w_uk, *w_uv;
     // of the layer's indexer, whose queries are the last outputs of qkv

@@ -341,3 +341,82 @@ bool rope_fit(struct rope_config *rope, int32_t max_len)
     // NOLINTNEXTLINE(bugprone-suspicious-memory-comparison): whether any bit has changed
     return memcmp(before, rope->inv_freq, sizeof before) != 0;
 }
+
+/* Assigns a rope to each layer. */
+static void choose_ropes(struct model_config *c)
+{
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        struct layer_config *l = &c->layers[i];
+        if (l->rope == 0 && l->window > 0) {
+            l->rope = c->n_ropes - 1;
+        } else if (c->full_without_rope) {
+            l->rope = -1;
+        }
+    }
+}
+
+/* Reads a rope, for the head size of the layers that use it. */
+static enum status read_rope(const struct json *params, double theta, const struct json *j,
+                             int32_t rope, struct model_config *c, struct err *err)
+{
+    double partial = json_get_number(j, "partial_rotary_factor", (double)c->partial_rotary);
+    if (c->rope_share[rope] > 0.0) {
+        partial = c->rope_share[rope];
+    }
+    if (c->rope_theta[rope] > 0.0) {
+        theta = c->rope_theta[rope];
+    }
+    partial = json_get_number(params, "partial_rotary_factor", partial);
+    int32_t head_dim = c->head_dim;
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        if (c->layers[i].rope == rope) {
+            head_dim = c->layers[i].head_dim;
+        }
+    }
+    const bool interleaved = c->rope[0].desc.interleaved;
+    struct rope_share share = {c->kv_lora ? c->rope_dim : head_dim, c->kv_lora ? 1.0 : partial};
+    TRY(rope_read(params, theta, share, j, &c->rope[rope], err));
+    c->rope[rope].desc.interleaved = interleaved;
+    return OK;
+}
+
+/* The indexers' rope differs from that of the layers at most in its pairs. */
+static void add_index_rope(struct model_config *c)
+{
+    if (c->index.top_k > 0 && c->index.interleaved != c->rope[0].desc.interleaved) {
+        c->index.rope = c->n_ropes++;
+        c->rope[c->index.rope] = c->rope[0];
+        c->rope[c->index.rope].desc.interleaved = c->index.interleaved;
+    }
+}
+
+/* Reads both forms: transformers 5's rope_parameters, which may be given per layer type, and the
+ * older rope_theta with rope_scaling. */
+enum status ropes_read(const struct json *j, struct model_config *c, struct err *err)
+{
+    double theta = json_get_number(j, "rope_theta", 10000.0);
+    const struct json *params = rope_params(j), *full = json_get(params, "full_attention");
+    const struct json *sliding = json_get(params, "sliding_attention");
+    const bool own = c->rope_theta[0] > 0.0 || c->rope_theta[1] > 0.0;
+    if (json_is(json_get(j, "rope_theta"), JSON_ARRAY) && !own) {
+        return err_set(err, ERR_UNSUPPORTED,
+                       "config.json: rope_theta must be a number in this family");
+    }
+    if (json_is(full, JSON_OBJECT) || json_is(sliding, JSON_OBJECT)) {
+        c->n_ropes = 2;
+    } else {
+        full = params;
+        sliding = NULL;
+    }
+    choose_ropes(c);
+    if (c->n_ropes == 2) { // the rope of the sliding layers; the older form never scales it
+        double local = json_get_number(j, "rope_local_base_freq", 10000.0);
+        TRY(read_rope(sliding, local, j, 1, c, err));
+    }
+    bool together = json_get_bool(j, "rope_pairs_together", c->rope[0].desc.interleaved);
+    TRY(read_rope(full, theta, j, 0, c, err));
+    c->rope[0].desc.interleaved = together;
+    c->rope[1].desc.interleaved = together;
+    add_index_rope(c);
+    return OK;
+}

@@ -149,7 +149,38 @@ def flint(rng):
     return c
 
 
+def step3p5(rng):
+    c = heads(rng)
+    n, k = picked(rng)
+    layers, kv = c["num_hidden_layers"], c["num_key_value_heads"]
+    c.update(
+        attention_bias=rng.random() < 0.3,
+        layer_types=layer_types(rng, layers),
+        mlp_bias=rng.random() < 0.3,
+        moe_intermediate_size=rng.choice([24, 40]),
+        moe_router_scaling_factor=rng.choice([1.0, 3.0]),
+        n_routed_experts=n,
+        num_experts_per_tok=k,
+        num_sliding_attention_heads=kv * rng.choice([1, 2, 3]),
+        share_expert_dim=rng.choice([24, 56]),
+        sliding_window=WINDOW,
+    )
+    for key in ("swiglu_limits", "swiglu_limits_shared"):
+        if rng.random() < 0.6:
+            c[key] = [rng.choice([None, 0.0, 0.3, 1.0]) for _ in range(layers)]
+    if rng.random() < 0.3:
+        c["query_pre_attn_scalar"] = 24
+    mlp_layer_types(rng, c)
+    c["rope_parameters"] = {}
+    for kind in ("full_attention", "sliding_attention"):
+        partial = rng.choice([0.5, 1.0])
+        kinds = ("default", "llama3") if kind == "full_attention" else ("default",)
+        c["rope_parameters"][kind] = rope(rng, int(c["head_dim"] * partial), kinds, partial_rotary_factor=partial)
+    return c
+
+
 FAMILIES = {
+    "step3p5": step3p5,
     "flint": flint,
     "mimo_v2_flash": mimo_v2_flash,
     "laguna": laguna,

@@ -143,7 +143,53 @@ def axk1(rng, folder, values):
     change_tensors(folder, change)
 
 
+def step3p5(rng, folder, values):
+    """The released files have other keys, many with a value for each layer and for the layer that drafts."""
+    if rng.random() < 0.4:
+        return
+    config = read_config(folder)
+    text = config["text_config"]
+    kinds, ropes = text["layer_types"] + ["full_attention"], text.pop("rope_parameters")
+    of_kinds = [ropes.get(kind, {"rope_theta": 1e4}) for kind in kinds]
+    scaling = {k: v for k, v in ropes.get("full_attention", {}).items() if not k.endswith(("theta", "rotary_factor"))}
+    experts = [i for i, kind in enumerate(text.pop("mlp_layer_types")) if kind == "sparse"]
+    text.update(
+        attention_other_setting={
+            "attention_type": "sliding_attention",
+            "num_attention_heads": text.pop("num_sliding_attention_heads"),
+            "num_attention_groups": text["num_key_value_heads"],
+            "head_dim": text["head_dim"],
+        },
+        layer_types=kinds,
+        moe_layers_enum=rng.choice([",".join(map(str, experts)), experts]),
+        norm_expert_weight=True,
+        num_nextn_predict_layers=1,
+        partial_rotary_factors=[one.get("partial_rotary_factor", 1.0) for one in of_kinds],
+        rope_theta=[one["rope_theta"] for one in of_kinds],
+        use_head_wise_attn_gate=True,
+        zero_centered=True,
+    )
+    if scaling.get("rope_type", "default") != "default":
+        text["rope_scaling"] = scaling
+    for key in ("swiglu_limits", "swiglu_limits_shared"):
+        if text.get(key):
+            text[key] = text[key] + [0.0]
+    for key, other in (
+        ("num_key_value_heads", "num_attention_groups"),
+        ("n_routed_experts", "moe_num_experts"),
+        ("num_experts_per_tok", "moe_top_k"),
+        ("share_expert_dim", "share_expert_dims"),
+    ):
+        text[other] = text.pop(key)
+    for key in ("per_layer_config", "model_type", "mtp_layer_types", "mtp_mlp_layer_types"):
+        text.pop(key, None)
+    if "query_pre_attn_scalar" not in values:
+        del text["query_pre_attn_scalar"]
+    write_config(folder, config)
+
+
 RELEASED = {
+    "step3p5": step3p5,
     "axk1": axk1,
     "bailing_hybrid": bailing_hybrid,
     "deepseek_v32": deepseek_v32,
@@ -247,6 +293,18 @@ def omni(folder):
     change_tensors(folder, lambda t: {**{f"thinker.{k}": v for k, v in t.items()}, **parts})
 
 
+def step_alone(folder):
+    """Step 3.5, which has no other parts."""
+    config = read_config(folder)
+    text = {**config["text_config"], "model_type": "step3p5", "tie_word_embeddings": config["tie_word_embeddings"]}
+    write_config(folder, text)
+
+    def change(tensors):
+        return {k: v for k, v in tensors.items() if not k.startswith(("vision_model", "vit_large"))}
+
+    change_tensors(folder, change)
+
+
 def mimo(folder):
     """The released files have other keys, most of which the class ignores. False: a key for them is left out."""
     config = read_config(folder)
@@ -275,6 +333,9 @@ def mimo(folder):
 def disguise(rng, folder, family):
     """A short description of the form."""
     told = []
+    if family == "step3p5" and rng.random() < 0.4:
+        step_alone(folder)
+        told.append("alone")
     if family == "mimo_v2_flash" and rng.random() < 0.4 and mimo(folder):
         told.append("as released")
     if family == "qwen3_omni_moe_text" and rng.random() < 0.7:

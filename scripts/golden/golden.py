@@ -62,7 +62,7 @@ def fill_weights(model, generator):
     """
     is_gemma = model.config.model_type.startswith("gemma")
     adds_one = is_gemma and not model.config.model_type.startswith("gemma4")  # Gemma's norms multiply by 1 + weight
-    adds_one = adds_one or model.config.model_type == "nemotron"
+    adds_one = adds_one or model.config.model_type in ("nemotron", "step3p7")
     for name, tensor in model.state_dict().items():
         noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float32)
         if name.endswith("dt_bias"):
@@ -79,7 +79,7 @@ def fill_weights(model, generator):
             value = tensor.shape[-1] ** -0.5 * noise
         elif "norm" in name or ".ln_" in name:
             value = 0.1 * noise + (0.0 if adds_one else 1.0)
-        elif name.endswith(("layer_scalar", "router.scale", "per_expert_scale")):
+        elif name.endswith(("layer_scalar", "router.scale", "per_expert_scale", "lambda_1", "lambda_2")):
             value = 0.2 * noise + 1.0
         elif "embed_tokens" in name:
             # Gemma multiplies embeddings by sqrt(hidden), and its tied head uses them unscaled.

@@ -85,6 +85,8 @@ OPTIONAL = (
 def text_type(folder):
     """The model_type of the text part."""
     config = json.loads((folder / "config.json").read_text())
+    if config["model_type"] == "step3p7":  # its text part may have none
+        return "step3p5"
     return config.get("text_config", config)["model_type"]
 
 

@@ -27,9 +27,17 @@ def qwen3_omni_moe(text):
     return transformers.Qwen3OmniMoeThinkerConfig(text_config=text, vision_config=vision, audio_config=audio)
 
 
+def step3p7(text):
+    vision = {"depth": None, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "mlp_ratio": 1.0}
+    vision.update(image_size=8, patch_size=4, max_position_embeddings=4)
+    del vision["depth"]
+    return transformers.Step3p7Config(text_config=text, vision_config=vision)
+
+
 # From the text model's type: the function that makes a config, and the class.
 WRAPPERS = {
     "glm4v_moe_text": (glm4v_moe, "Glm4vMoeForConditionalGeneration"),
+    "step3p5": (step3p7, "Step3p7ForConditionalGeneration"),
     "qwen3_omni_moe_text": (qwen3_omni_moe, "Qwen3OmniMoeThinkerForConditionalGeneration"),
 }
 

@@ -14,8 +14,8 @@ static void limit(struct request *r, int64_t n)
     }
 }
 
-/* A limit that is reduced to what fits. With `may_be_none` 0 means that the prompt is evaluated, and
- * nothing generated. */
+/* A limit that is reduced to what fits. With `may_be_none` 0 means that the prompt is evaluated,
+ * and nothing generated. */
 static bool read_predict(struct request *r, const char *key, bool may_be_none)
 {
     int64_t v;

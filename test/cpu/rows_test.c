@@ -96,6 +96,9 @@ static double act_ref(enum activation kind, struct act_shape s, double g, double
                u;
     case ACT_RELU: return fmax(g, 0.0) * u;
     case ACT_RELU2: return fmax(g, 0.0) * fmax(g, 0.0) * u;
+    case ACT_SILU_CLAMPED:
+        u = fmax(fmin(u, (double)s.limit), -(double)s.limit);
+        return fmin(g / (1.0 + exp(-g)), (double)s.limit) * u;
     case ACT_GPT_OSS:
         g = fmin(g, (double)s.limit);
         u = fmax(fmin(u, (double)s.limit), -(double)s.limit);
@@ -115,10 +118,11 @@ OP_TEST(activations_follow_their_formulas)
     struct backend_limits limits = op_limits();
     struct op_rig rig = op_open(backend, DT_BF16, &limits);
     const struct act_shape other = {2.5f, 0.9f, 0.3f, 1.7f, 0.8f};
-    for (int32_t i = 0; i < 42; i++) {
-        struct activation_args a = {.n_rows = op_int(1, 5), .width = op_int(1, 150), .kind = i % 7};
+    for (int32_t i = 0; i < 48; i++) {
+        struct activation_args a = {.n_rows = op_int(1, 5), .width = op_int(1, 150), .kind = i % 8};
         a.shape = i % 10 < 5 ? ACT_SHAPE_PUBLISHED : other;
-        a.gated = a.kind == ACT_GPT_OSS || (a.kind != ACT_XIELU && i % 2 == 0);
+        a.gated = a.kind == ACT_GPT_OSS || a.kind == ACT_SILU_CLAMPED ||
+                  (a.kind != ACT_XIELU && i % 2 == 0);
         const bool apart = a.gated && i % 3 == 0;
         int32_t in = a.gated && !apart ? 2 * a.width : a.width;
         float *ups = op_random((size_t)a.n_rows * a.width, 3.0f);

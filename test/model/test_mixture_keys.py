@@ -5,8 +5,11 @@ refused by name."""
 import json
 import os
 
+import numpy
 import pytest
 
+import golden
+import heads
 from golden import FAMILIES, GOLDEN
 from test_checkpoint import Checkpoint, dummy_scores, run, scores
 from test_family_keys import GONE, changed
@@ -31,6 +34,14 @@ FULL, SLIDING = "full_attention", "sliding_attention"
                         "shared_expert_combination_strategy": GONE, "tie_word_embeddings": GONE}),
     ("sarvam-moe", {"num_experts": GONE, "n_routed_experts": 8, "use_qk_norm": GONE, "use_qkv_bias": GONE, "rope_theta": GONE,
                     "routed_scaling_factor": GONE}),
+    ("step-3.7", {"moe_layers_enum": [1, 2, 3, 4], "zero_centered": GONE, "use_head_wise_attn_gate": GONE, "rms_norm_eps": GONE}),
+    ("step-3.7", {"moe_layers_enum": GONE, "mlp_layer_types": ["dense"] + ["sparse"] * 4}),
+    ("step-3.7", {"attention_other_setting": GONE, "num_sliding_attention_heads": 8}),
+    ("step-3.7", {"attention_other_setting": GONE, "per_layer_config": {str(i): {"num_attention_heads": 8} for i in (1, 2, 4)}}),
+    ("step-3.7", {"rope_theta": GONE, "partial_rotary_factors": GONE, "rope_scaling": GONE, "rope_parameters": {
+        FULL: {"rope_type": "llama3", "rope_theta": 5e5, "partial_rotary_factor": 0.5, "factor": 8.0, "low_freq_factor": 1.0,
+               "high_freq_factor": 4.0, "original_max_position_embeddings": 64},
+        SLIDING: {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}}}),
     ("a.x-k1", {"first_k_dense_replace": GONE, "mlp_layer_types": ["dense"] + ["sparse"] * 3, "rope_interleave": GONE}),
     ("a.x-k1", {"first_k_dense_replace": GONE, "moe_layer_freq": GONE, "routed_scaling_factor": GONE}),
 ])
@@ -53,6 +64,11 @@ def test_other_spellings_give_the_same_answer(source, values, tmp_path):
     ("command-a-plus", {"prefix_dense_sliding_window_pattern": 2}),
     ("command-a-plus", {"rms_norm_eps": 1e-5}),
     ("sarvam-moe", {"routed_scaling_factor": 1.0}),
+    ("step-3.7", {"swiglu_limits": GONE}),
+    ("step-3.7", {"swiglu_limits_shared": GONE}),
+    ("step-3.7", {"moe_router_scaling_factor": 1.0}),
+    ("step-3.7", {"query_pre_attn_scalar": 24}),
+    ("step-3.7", {"rope_theta": 10000.0}),
     ("a.x-k1", {"topk_group": 1}),
 ])
 def test_the_key_changes_the_answer(source, values, tmp_path):
@@ -78,6 +94,16 @@ def test_the_key_changes_the_answer(source, values, tmp_path):
     ("command-a-plus", {"expert_selection_fn": "relu"}, ["expert_selection_fn", "relu"]),
     ("command-a-plus", {"shared_expert_combination_strategy": "max"}, ["shared_expert_combination_strategy", "max"]),
     ("a.x-k1", {"moe_layer_freq": [1, 1, 1, 1]}, ["moe_layer_freq"]),
+    ("a.x-k1", {"rope_theta": [1e4] * 4}, ["rope_theta", "a number"]),
+    ("step-3.7", {"moe_layers_enum": "1,2,x"}, ["moe_layers_enum", "x"]),
+    ("step-3.7", {"swiglu_limits": [0.5]}, ["swiglu_limits", "fewer"]),
+    ("step-3.7", {"swiglu_limits": [-1.0] * 5}, ["swiglu_limits", "at least 0"]),
+    ("step-3.7", {"zero_centered": False}, ["zero_centered false"]),
+    ("step-3.7", {"use_rope_layers": [1]}, ["use_rope_layers"]),
+    ("step-3.7", {"moe_router_activation": "softmax"}, ["moe_router_activation", "softmax"]),
+    ("step-3.7", {"attention_other_setting": {"num_attention_heads": 7}}, ["7 heads"]),
+    ("step-3.7", {"attention_other_setting": {"head_dim": 32}}, ["attention_other_setting"]),
+    ("step-3.7", {"per_layer_config": {"1": {"head_dim": 8}}}, ["per_layer_config", "head_dim"]),
 ])
 def test_what_is_not_supported_is_refused_by_name(source, values, named, tmp_path):
     done = run(changed(tmp_path / "model", source, values))
@@ -140,3 +166,37 @@ def test_qwen3_omni_is_its_thinker(tmp_path):
     c.header = {name if name == "__metadata__" else f"thinker.{name}": of for name, of in c.header.items()}
     c.write()
     assert scores(c.folder) == scores(source)
+
+
+def e4m3(codes):
+    exponent, mantissa = codes >> 3 & 15, codes & 7
+    size = numpy.where(exponent > 0, (8 + mantissa) * 2.0 ** (exponent - 10.0), mantissa * 2.0 ** -9)
+    return numpy.where(codes & 0x80, -size, size)
+
+
+def test_fp8_experts_in_three_tensors_equal_their_values(tmp_path):
+    """Step's released files have the gates, ups and downs of all experts apart. The scales are powers of two, so that bf16
+    holds the values exactly."""
+    source, block, rng = os.path.join(FAMILIES, "step-3.7"), 16, numpy.random.default_rng(3)
+    exact, coded = Checkpoint(tmp_path / "exact", source), Checkpoint(tmp_path / "coded", source)
+
+    def put(c, name, dtype, a):
+        c.header[name] = {"dtype": dtype, "shape": list(a.shape), "data_offsets": [len(c.data), len(c.data) + a.nbytes]}
+        c.data += numpy.ascontiguousarray(a).tobytes()
+
+    for name in [name for name in coded.header if ".moe." in name and "_proj" in name]:
+        n, rows, cols = coded.header[name]["shape"]
+        codes = rng.integers(0, 0x7f, (n, rows, cols), numpy.uint8) | rng.choice(numpy.array([0, 0x80], numpy.uint8), (n, rows, cols))
+        scales = 2.0 ** rng.integers(-12, -9, (n, -(-rows // block), -(-cols // block)))
+        each = scales.repeat(block, 1).repeat(block, 2)[:, :rows, :cols]
+        put(exact, name, "BF16", heads.as_bf16(e4m3(codes.astype(numpy.int64)) * each))
+        put(coded, name, "F8_E4M3", codes)
+        put(coded, f"{name}_scale_inv", "F32", scales.astype(numpy.float32))
+    coded.config["quantization_config"] = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [block] * 2,
+                                           "modules_to_not_convert": ["self_attn", "share_expert", "mlp", "lm_head"]}
+    for c in (exact, coded):
+        c.write()
+        c.write_config()
+    want = scores(exact.folder)
+    assert want != scores(source) and scores(coded.folder) == want
+    assert not golden.EXACT_RANKS or scores(coded.folder, "--tensor-parallel-size", "2", *golden.TWO_THREADS) == want

@@ -27,6 +27,9 @@ __device__ __forceinline__ float act_gated(float gate, float up, const struct ac
         const float g = fminf(gate, s.limit), u = fminf(fmaxf(up, -s.limit), s.limit);
         return g / (1.0f + expf(-s.alpha * g)) * (u + 1.0f);
     }
+    if (KIND == ACT_SILU_CLAMPED) {
+        return fminf(act_plain<ACT_SILU>(gate), s.limit) * fminf(fmaxf(up, -s.limit), s.limit);
+    }
     return act_plain<KIND>(gate) * up;
 }
 
@@ -52,6 +55,7 @@ __device__ __forceinline__ float act_gated_of(int32_t kind, float gate, float up
     case ACT_GELU: return act_gated<ACT_GELU>(gate, up, s);
     case ACT_GPT_OSS: return act_gated<ACT_GPT_OSS>(gate, up, s);
     case ACT_RELU2: return act_gated<ACT_RELU2>(gate, up, s);
+    case ACT_SILU_CLAMPED: return act_gated<ACT_SILU_CLAMPED>(gate, up, s);
     default: return act_gated<ACT_RELU>(gate, up, s);
     }
 }
@@ -81,6 +85,11 @@ __device__ __forceinline__ float act_gated_of(int32_t kind, float gate, float up
     }                                                                                              \
     case ACT_RELU2: {                                                                              \
         constexpr int KIND = ACT_RELU2;                                                            \
+        __VA_ARGS__;                                                                               \
+        break;                                                                                     \
+    }                                                                                              \
+    case ACT_SILU_CLAMPED: {                                                                       \
+        constexpr int KIND = ACT_SILU_CLAMPED;                                                     \
         __VA_ARGS__;                                                                               \
         break;                                                                                     \
     }                                                                                              \

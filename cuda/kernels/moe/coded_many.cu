@@ -222,6 +222,7 @@ __device__ __forceinline__ float activated(const struct grouped_params &p, float
     case ACT_GELU: return gated<ACT_GELU>(g, u, p.shape);
     case ACT_GPT_OSS: return gated<ACT_GPT_OSS>(g, u, p.shape);
     case ACT_RELU2: return gated<ACT_RELU2>(g, u, p.shape);
+    case ACT_SILU_CLAMPED: return gated<ACT_SILU_CLAMPED>(g, u, p.shape);
     default: return gated<ACT_RELU>(g, u, p.shape);
     }
 }

@@ -18,6 +18,9 @@ __device__ __forceinline__ float gated(float g, float u, const struct act_shape 
     if (KIND == ACT_GELU_TANH) { // 1 + tanh(z) = 2 / (1 + exp(-2 z))
         return __fdividef(g, 1.0f + __expf(-1.5957691216057308f * (g + 0.044715f * g * g * g))) * u;
     }
+    if (KIND == ACT_SILU_CLAMPED) {
+        return fminf(silu_gated(g, 1.0f), s.limit) * fminf(fmaxf(u, -s.limit), s.limit);
+    }
     if (KIND == ACT_GPT_OSS) {
         g = fminf(g, s.limit);
         u = fminf(fmaxf(u, -s.limit), s.limit);
