@@ -3,6 +3,7 @@
  * sinks, or MLA. */
 #include "engine/model/part.h"
 
+#include "engine/base/assert.h"
 #include "engine/base/mem.h"
 
 #include <stdio.h>
@@ -82,6 +83,7 @@ static enum status load_qkv(struct loader *l, int32_t layer, struct layer_weight
     }
     if (c->attn_gate != ATTN_GATE_NONE) {
         const int64_t width = c->attn_gate == ATTN_GATE_HEADS ? 1 : hd;
+        ASSERT(lc->kv_of == layer);
         part_layer_name(names->attn_gate, layer, gate);
         st.pieces[st.n++] = (struct piece){gate, lc->n_heads * width, share.first_head * width,
                                            share.n_heads * width};

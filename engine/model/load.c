@@ -251,7 +251,8 @@ static bool wants_blocks(const struct model_config *c)
     for (int32_t i = 0; i < c->n_layers; i++) {
         const struct layer_config *l = &c->layers[i];
         fits = fits && l->ffn % BLOCK == 0 && l->n_heads * l->head_dim % BLOCK == 0 &&
-               l->n_kv_heads * l->head_dim % BLOCK == 0;
+               l->n_kv_heads * l->head_dim % BLOCK == 0 &&
+               (c->attn_gate != ATTN_GATE_HEADS || l->n_heads % BLOCK == 0);
     }
     return fits;
 }
