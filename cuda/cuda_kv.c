@@ -9,9 +9,10 @@
 
 static bool geometry_ok(const struct kv_layer *l, int32_t block_tokens)
 {
-    return l->n_kv_heads > 0 && l->head_dim_k > 0 && l->head_dim_v > 0 && block_tokens > 0 &&
-           l->n_kv_heads <= 4096 && l->head_dim_k <= 4096 && l->head_dim_v <= 4096 &&
-           block_tokens <= 4096 && !(l->v_in_k && l->head_dim_v > l->head_dim_k);
+    return l->n_kv_heads > 0 && l->head_dim_k > 0 && (l->head_dim_v > 0 || l->index) &&
+           l->head_dim_v >= 0 && block_tokens > 0 && l->n_kv_heads <= 4096 &&
+           l->head_dim_k <= 4096 && l->head_dim_v <= 4096 && block_tokens <= 4096 &&
+           !(l->v_in_k && l->head_dim_v > l->head_dim_k);
 }
 
 static int32_t align16(int32_t n)

@@ -2,7 +2,7 @@
 /* Sparse attention: the list of keys that each row attends to. These are all slots that it sees if
  * there are no more than top_k of them, and otherwise those with the highest scores, of equal
  * scores the lowest slots. Exact: a radix select finds the score of the last key that fits, eight
- * bits of it per turn, and a last turn writes the slots in ascending order.
+ * bits of it per turn at most, and a last turn writes the slots in ascending order.
  *
  * A block has one row. Each lane counts in a histogram of its own, because most scores lie in few
  * bins. If there are few rows, a block keeps the first scores in shared memory. Bound by reading
@@ -105,7 +105,8 @@ __device__ __forceinline__ void find_digit(struct select_memory &m, uint32_t wan
     }
 }
 
-/* The order of the top_k-th highest score. *n_equal: how many orders equal to it are picked. */
+/* An order so that all higher ones are picked, and *n_equal of those that are equal to it: that of
+ * the top_k-th highest score, or the one below if that is known earlier. */
 __device__ __forceinline__ uint32_t threshold_of(struct select_memory &m, const row_orders &row,
                                                  uint32_t top_k, uint32_t *n_equal)
 {
@@ -145,6 +146,10 @@ __device__ __forceinline__ uint32_t threshold_of(struct select_memory &m, const 
         prefix |= m.digit << shift;
         mask |= (uint32_t)(BINS - 1) << shift;
         wanted -= m.above;
+        if (m.totals[m.digit] == wanted && prefix > 0u) { // all orders with this prefix are picked
+            *n_equal = 0;
+            return prefix - 1;
+        }
     }
     *n_equal = wanted;
     return prefix;
