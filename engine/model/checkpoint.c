@@ -568,9 +568,12 @@ bool checkpoint_is_tower(const char *name)
                                          "mm_projector",
                                          "vit_large_projector",
                                          "vision_projection",
+                                         "image_newline",
+                                         "connector",
+                                         "mlp1",
                                          "talker",
                                          "code2wav",
-                                         "image_newline"};
+                                         "token2wav"};
     for (const char *at = name; *at; at += strcspn(at, "."), at += *at == '.') {
         const size_t n = strcspn(at, ".");
         for (size_t i = 0; i < sizeof towers / sizeof towers[0]; i++) {

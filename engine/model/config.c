@@ -7,6 +7,7 @@
 #include "engine/base/log.h"
 #include "engine/gguf/folder.h"
 #include "engine/model/overrides.h"
+#include "engine/model/wrappers.h"
 
 #include <limits.h>
 #include <math.h>
@@ -353,20 +354,6 @@ static enum status read_generation(const char *dir, struct model_config *c, stru
     return OK;
 }
 
-/* Multimodal wrappers nest the config of the language part, Qwen3-Omni's twice; "speculators" nests
- * that of a draft head's layer. */
-static struct json *text_part(struct json *root)
-{
-    const struct json *thinker = json_get(root, "thinker_config");
-    if (json_is(thinker, JSON_OBJECT)) {
-        root = (struct json *)thinker;
-    }
-    const bool head = json_get(root, "speculators_model_type") != NULL;
-    const struct json *text = json_get(root, head ? "transformer_layer_config" : "text_config");
-    bool nested = json_is(text, JSON_OBJECT) && !json_get(root, "hidden_size");
-    return nested ? (struct json *)text : root;
-}
-
 /* Missing keys get the defaults that transformers has for the family. */
 static enum status add_defaults(const struct family *family, struct json *config, struct err *err)
 {
@@ -391,7 +378,8 @@ static enum status open_family(const struct json *root, struct json *config,
     if (!type) {
         type = json_get_string(root, "model_type");
     }
-    const struct family *family = type ? family_find(type) : NULL;
+    const char *inner = type ? wrapper_family(type) : NULL;
+    const struct family *family = type ? family_find(or_text(inner, type)) : NULL;
     if (!family) {
         char known[320]; // leaves room for the rest of the message
         family_list(known, sizeof known);
@@ -408,6 +396,7 @@ static enum status open_family(const struct json *root, struct json *config,
             "config.json: is_causal is false: attention to later tokens is not supported");
     }
     *out = family;
+    TRY(wrapper_complete(root, family->model_type, config, err));
     return add_defaults(family, config, err);
 }
 
@@ -415,7 +404,7 @@ static enum status open_family(const struct json *root, struct json *config,
  * (layer types, sizes, ropes, end-of-text ids). */
 static enum status read_config(struct json *root, struct model_config *c, struct err *err)
 {
-    struct json *j = text_part(root);
+    struct json *j = wrapper_text(root);
     // Read before the family's default is added.
     const struct json *eos = json_get(j, "eos_token_id");
     const struct json *wrapper_eos = json_get(root, "eos_token_id");

@@ -276,6 +276,22 @@ static enum status read_glm(const struct json *j, struct model_config *c, struct
     return OK;
 }
 
+/* The language part of GLM-4V; GLM-OCR's has no biases. */
+static enum status read_glm_ocr(const struct json *j, struct model_config *c, struct err *err)
+{
+    (void)j;
+    (void)err;
+    c->rope[0].desc.interleaved = true;
+    c->norm_place = NORM_SANDWICH;
+    return OK;
+}
+
+static enum status read_glm4v(const struct json *j, struct model_config *c, struct err *err)
+{
+    c->q_bias = true;
+    return read_glm_ocr(j, c, err);
+}
+
 static enum status read_glm4(const struct json *j, struct model_config *c, struct err *err)
 {
     TRY(read_glm(j, c, err));
@@ -334,6 +350,10 @@ static const struct family rows[] = {
     {"qwen2_vl", &llama_names, QWEN2_VL, read_qwen2},
     {"qwen2_5_vl_text", &llama_names, QWEN2_VL, read_qwen2},
     {"qwen2_5_vl", &llama_names, QWEN2_VL, read_qwen2},
+    {"qwen2_5_omni_text", &llama_names,
+     "{\"num_key_value_heads\":4,\"max_position_embeddings\":32768,\"rope_theta\":1000000,"
+     "\"sliding_window\":32768}",
+     read_qwen2},
     {"qwen3_vl_text", &qwen3_names, QWEN3_VL, read_qwen3},
     {"qwen3_vl", &qwen3_names, QWEN3_VL, read_qwen3},
     {"phi3", &phi3_names,
@@ -365,5 +385,11 @@ static const struct family rows[] = {
      read_stablelm},
     {"glm", &glm_names, GLM_DEFAULTS, read_glm},
     {"glm4", &glm4_names, GLM_DEFAULTS, read_glm4},
+    {"glm4v_text", &glm4_names,
+     "{\"num_key_value_heads\":2,\"max_position_embeddings\":32768,\"rms_norm_eps\":1e-5}",
+     read_glm4v},
+    {"glm_ocr_text", &glm4_names,
+     "{\"num_key_value_heads\":8,\"max_position_embeddings\":131072,\"rms_norm_eps\":1e-5}",
+     read_glm_ocr},
 };
 const struct family_table families_dense = {rows, sizeof rows / sizeof rows[0]};

@@ -167,8 +167,10 @@ static const struct name_form forms[] = {
     {"model.", ""},
     {"language_model.model.", "language_model."},
     {"model.language_model.", ""},
-    {"backbone.", ""},              // Nemotron
-    {"thinker.model.", "thinker."}, // Qwen3-Omni
+    {"model.text_model.", ""}, // Idefics, SmolVLM
+    {"thinker.model.", "thinker."},
+    {"thinker.model.language_model.", "thinker."},
+    {"backbone.", ""}, // Nemotron
     {"", ""},
 };
 

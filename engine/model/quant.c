@@ -31,6 +31,7 @@ static const struct source {
     {"config.json", {"quantization_config", "quantization"}, "modelopt"}, // older files
     {"config.json", {"quantization_config", NULL}, NULL},
     {"config.json", {"text_config", "quantization_config"}, NULL},
+    {"config.json", {"llm_config", "quantization_config"}, NULL},
     {"config.json", {"compression_config", NULL}, "compressed-tensors"},
     {"hf_quant_config.json", {"quantization", NULL}, "modelopt"},
     {"quantize_config.json", {NULL, NULL}, "gptq"},

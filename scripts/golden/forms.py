@@ -9,19 +9,45 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-# From the model type of the text part to that of the wrapper.
+# From the model type of the text part to those of wrappers.
 WRAPPERS = {
-    "gemma3_text": "gemma3",
-    "gemma4_text": "gemma4",
-    "gemma4_unified_text": "gemma4_unified",
-    "kimi_k2": "kimi_k25",
-    "llama4_text": "llama4",
-    "ministral3": "mistral3",
-    "mistral": "mistral3",
-    "mistral4": "mistral3",
-    "qwen3_5_text": "qwen3_5",
-    "qwen3_5_moe_text": "qwen3_5_moe",
+    "cohere2": ["aya_vision", "cohere2_vision"],
+    "exaone4": ["exaone4_5"],
+    "gemma3_text": ["gemma3"],
+    "gemma4_text": ["gemma4"],
+    "gemma4_unified_text": ["gemma4_unified"],
+    "granite": ["granite_speech"],
+    "kimi_k2": ["kimi_k25"],
+    "lfm2": ["lfm2_vl"],
+    "llama": ["llava", "llava_next", "idefics3", "smolvlm", "voxtral"],
+    "llama4_text": ["llama4"],
+    "ministral3": ["mistral3"],
+    "mistral": ["mistral3", "idefics2", "llava"],
+    "mistral4": ["mistral3"],
+    "qwen2": ["internvl", "internvl_chat", "llava_onevision", "qwen2_audio"],
+    "qwen3": ["internvl", "internvl_chat", "lighton_ocr"],
+    "qwen3_5_text": ["qwen3_5"],
+    "qwen3_5_moe_text": ["qwen3_5_moe"],
 }
+# Text parts of these wrappers belong to this family if their config does not say otherwise.
+IMPLIED = {
+    "aya_vision": "cohere2",
+    "cohere2_vision": "cohere2",
+    "exaone4_5": "exaone4",
+    "granite_speech": "granite",
+    "idefics2": "mistral",
+    "idefics3": "llama",
+    "internvl": "qwen2",
+    "lfm2_vl": "lfm2",
+    "lighton_ocr": "qwen3",
+    "llava": "llama",
+    "llava_next": "llama",
+    "llava_onevision": "qwen2",
+    "qwen2_audio": "qwen2",
+    "smolvlm": "llama",
+    "voxtral": "llama",
+}
+TIED = ("gemma", "cohere2", "lfm2")  # by default
 # Families whose fused experts have the gates in columns instead of rows.
 BY_COLUMNS = ("llama4_text",)
 # Families that we read only in the form of their released files.
@@ -210,9 +236,12 @@ def release(rng, folder, values, family):
 # ---- forms that transformers cannot read: applied after transformers has computed ----
 
 
-def wrapped_names(rng, tensors):
-    """The model as a wrapper's text part, under one of the two names in use, beside parts of other modalities."""
-    if rng.random() < 0.5:
+def wrapped_names(rng, tensors, wrapper):
+    """The model as a wrapper's text part, under one of the names in use, beside parts of other modalities."""
+    if wrapper in ("idefics2", "idefics3", "smolvlm"):
+        made = {re.sub("^model[.]", "model.text_model.", n): t for n, t in tensors.items()}
+        made["model.connector.modality_projection.proj.weight"] = torch.ones(4, 4)
+    elif rng.random() < 0.5:
         made = {f"language_model.{name}": t for name, t in tensors.items()}
     else:
         made = {re.sub("^model[.]", "model.language_model.", n): t for n, t in tensors.items()}
@@ -223,17 +252,23 @@ def wrapped_names(rng, tensors):
 
 def wrap(rng, folder, family):
     text = read_config(folder)
-    tied = text.pop("tie_word_embeddings", family.startswith("gemma"))
+    tied = text.pop("tie_word_embeddings", family.startswith(TIED))
+    wrapper = rng.choice(WRAPPERS[family])
+    part = "llm_config" if wrapper == "internvl_chat" else "text_config"
+    named = IMPLIED.get(wrapper) != family or rng.random() < 0.5
     if rng.random() < 0.5:
         text["tie_word_embeddings"] = not tied  # has no effect in the text part
     config = {
-        "model_type": WRAPPERS[family],
-        "text_config": {**text, "model_type": family},
+        "model_type": wrapper,
+        part: {**text, "model_type": family},
         "vision_config": {"model_type": "none", "hidden_size": 4},
         "tie_word_embeddings": tied,
     }
+    if not named:
+        del config[part]["model_type"]
     write_config(folder, config)
-    change_tensors(folder, lambda tensors: wrapped_names(rng, tensors))
+    change_tensors(folder, lambda tensors: wrapped_names(rng, tensors, wrapper))
+    return wrapper
 
 
 def split(tensors, by_columns):
@@ -346,6 +381,5 @@ def disguise(rng, folder, family):
             other_experts(folder, family)
             told.append("experts in the other form")
     if family in WRAPPERS and rng.random() < 0.4:
-        wrap(rng, folder, family)
-        told.append("wrapped")
+        told.append("wrapped as " + wrap(rng, folder, family))
     return ", ".join(told)

@@ -34,8 +34,8 @@ import choices_layers
 import choices_sigmoid
 import choices_plain
 import choices_states
+import choices_wrapped
 import forms
-import wrappers
 from families import COMMON
 from golden import fill_weights, fix_rope_length, logits_of, prompt_logprobs, seed_of, write_config
 
@@ -50,11 +50,13 @@ FAMILIES = {
     **choices_sigmoid.FAMILIES,
     **choices_plain.FAMILIES,
     **STATES,
+    **choices_wrapped.FAMILIES,
 }
 # Architectures that transformers has, under the names that released checkpoints with their own code use.
 OTHER_NAMES = {"kimi_k2": "deepseek_v3"}
-# Text models of multimodal wrappers, which have no Auto class of their own.
-TEXT_PARTS = {"mistral4": "Mistral4ForCausalLM"}
+# Text models of multimodal wrappers, which have no Auto class of their own, and wrappers.
+WHOLE = choices_wrapped.WHOLE
+TEXT_PARTS = {"mistral4": "Mistral4ForCausalLM", **{wrapper: made for wrapper, made, _ in WHOLE.values()}}
 
 
 def first_of_equals(scores, k, dim=-1, **_):
@@ -82,19 +84,10 @@ OPTIONAL = (
 ).split()
 
 
-def text_type(folder):
-    """The model_type of the text part."""
-    config = json.loads((folder / "config.json").read_text())
-    if config["model_type"] == "step3p7":  # its text part may have none
-        return "step3p5"
-    return config.get("text_config", config)["model_type"]
-
-
 def stored(folder, dtype):
     """The model as loaded by transformers."""
-    family = text_type(folder)
-    name = wrappers.class_of(family) or TEXT_PARTS.get(family, "AutoModelForCausalLM")
-    made = getattr(transformers, name)
+    family = json.loads((folder / "config.json").read_text())["model_type"]
+    made = getattr(transformers, TEXT_PARTS.get(family, "AutoModelForCausalLM"))
     return made.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
 
 
@@ -136,24 +129,29 @@ def leave_out(rng, folder, values, family):
     path.write_text(json.dumps(config))
 
 
+def config_of(family, values):
+    if family not in WHOLE:
+        return AutoConfig.for_model(class_of(family), **values)
+    wrapper, _, others = WHOLE[family]
+    text = {**values, "model_type": family}
+    tied = text.pop("tie_word_embeddings")
+    return AutoConfig.for_model(wrapper, text_config=text, tie_word_embeddings=tied, **others)
+
+
 def make(family, seed, folder):
     """Stores the model; returns a one-line description and its dtype."""
     rng = random.Random(f"{family} {seed}")
     values = {**COMMON, **FAMILIES[family](rng)}
     values = {k: v for k, v in values.items() if k != "head_dim" or v is not None}
-    whole = wrappers.class_of(family)
-    sparse = rng.random() < 0.4 and not whole
+    sparse = rng.random() < 0.4 and family not in WHOLE
     if sparse:
         values = leave_to_the_class(rng, values, family)
     torch.manual_seed(seed_of(f"{family} {seed}"))
-    if whole:
-        config = wrappers.config_of(family, values)
-        model = getattr(transformers, whole)._from_config(config, dtype=torch.float32)
-    elif family in TEXT_PARTS:
-        config = AutoConfig.for_model(class_of(family), **values)
-        model = getattr(transformers, TEXT_PARTS[family])._from_config(config, dtype=torch.float32)
+    config = config_of(family, values)
+    if config.model_type in TEXT_PARTS:
+        made = getattr(transformers, TEXT_PARTS[config.model_type])
+        model = made._from_config(config, dtype=torch.float32)
     else:
-        config = AutoConfig.for_model(class_of(family), **values)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         fill_weights(model, torch.Generator().manual_seed(seed_of(f"{family} {seed}")))
@@ -179,9 +177,9 @@ def make(family, seed, folder):
 
 def rename(folder, family):
     """Applied after transformers has computed."""
-    path = folder / "config.json"
-    if wrappers.class_of(family):
+    if family in WHOLE:
         return
+    path = folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "model_type": family}))
 
 

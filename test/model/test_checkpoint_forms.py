@@ -13,7 +13,7 @@ import pytest
 import golden
 import heads
 from golden import FAMILIES
-from test_checkpoint import HEAD, MOE, SOURCE, Checkpoint, run, scores, tokens
+from test_checkpoint import HEAD, MOE, SOURCE, Checkpoint, dummy_scores, run, scores, tokens
 
 TIED = os.path.join(golden.GOLDEN, "llama-tied")
 
@@ -339,6 +339,53 @@ def test_qwen_vl_has_the_language_part_of_the_text_model(family, source, rope, p
         for by_columns in (True, False):
             heads.write(path, dict(stacked_experts(tensors, c.config["text_config"], prefix, by_columns)))
             assert scores(c.folder) == expected
+
+
+TOWERS = ["vision_model.layers.0.weight", "mlp1.0.weight", "model.connector.proj.weight", "talker.codec_head.weight"]
+
+
+@pytest.mark.parametrize("source, around, prefix, top", [
+    ("llama-3", lambda text: {"model_type": "internvl_chat", "llm_config": text, "hidden_size": 8}, "language_model.model.", "language_model."),
+    ("llama-3", lambda text: {"model_type": "smolvlm", "text_config": without_type(text)}, "model.text_model.", ""),
+    ("llama-3", lambda text: {"model_type": "llava", "text_config": without_type(text)}, "language_model.model.", "language_model."),
+    ("qwen2", lambda text: {"model_type": "internvl", "text_config": without_type(text)}, "model.language_model.", ""),
+    ("qwen2", lambda text: {"model_type": "qwen2_5_omni", "thinker_config": {
+        "model_type": "qwen2_5_omni_thinker", "text_config": {**text, "model_type": "qwen2_5_omni_text"}}}, "thinker.model.", "thinker."),
+    ("qwen2", lambda text: {"model_type": "qwen2_5_omni_thinker", "text_config": without_type(text)}, "model.", "")])
+def test_wrappers_have_the_language_part_in_several_places(source, around, prefix, top, tmp_path):
+    """Tensors of the other parts are passed over in one line."""
+    source = os.path.join(golden.GOLDEN, source)
+    c = Checkpoint(tmp_path / "model", source)
+    c.config = around(c.config)
+    c.header = {prefix + name[6:] if name.startswith("model.") else top + name: t for name, t in c.header.items() if name != "__metadata__"}
+    for name in TOWERS:
+        put(c, name, [2], [0x3F80, 0x3F80])
+    c.write()
+    c.write_config()
+    assert scores(c.folder) == scores(source)
+    assert [" info " in line and f"{len(TOWERS)} tensors of images and sound" in line for line in told(c.folder)] == [True]
+
+
+def without_type(text):
+    return {k: v for k, v in text.items() if k != "model_type"}
+
+
+def test_a_wrappers_text_part_may_leave_out_the_classs_sizes(tmp_path):
+    text = {"num_hidden_layers": 1, "vocab_size": 384, "eos_token_id": 2}
+    sizes = {"model_type": "llama", "hidden_size": 4096, "intermediate_size": 11008, "num_attention_heads": 32}
+    expected = dummy_scores(tmp_path / "plain", {**text, **sizes})
+    assert dummy_scores(tmp_path / "llava", {"model_type": "llava", "text_config": text}) == expected
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare" / "config.json").write_text(json.dumps({"model_type": "llama", **text}))
+    done = run(tmp_path / "bare", "--load-format", "dummy")
+    assert done.returncode == 1 and "hidden_size is missing" in done.stderr
+
+
+def test_a_wrapper_whose_prompts_see_later_tokens_is_refused(tmp_path):
+    c = Checkpoint(tmp_path / "model", os.path.join(golden.GOLDEN, "gemma"))
+    wrap(c, model_type="paligemma")
+    done = run(c.folder)
+    assert done.returncode == 1 and "paligemma" in done.stderr and "later" in done.stderr
 
 
 def square_stacks(c, plain, tensors):

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/model/wrappers.h"
+
+#include "engine/base/optional.h"
+
+#include <string.h>
+
+/* Multimodal models nest the config of the language part, some of them twice; "speculators" nests
+ * that of a draft head's layer. Some models repeat the language part's sizes outside; then those
+ * outside count, except beside llm_config. */
+static const struct {
+    const char *key;
+    bool always;
+} places[] = {
+    {"thinker_config", true},
+    {"llm_config", true},
+    {"text_config", false},
+};
+
+static struct json *object_at(struct json *j, const char *key)
+{
+    struct json *inner = (struct json *)json_get(j, key);
+    return json_is(inner, JSON_OBJECT) ? inner : NULL;
+}
+
+struct json *wrapper_text(struct json *root)
+{
+    struct json *j = root;
+    if (json_get(root, "speculators_model_type")) {
+        struct json *head = object_at(root, "transformer_layer_config");
+        return head && !json_get(root, "hidden_size") ? head : root;
+    }
+    for (size_t i = 0; i < sizeof places / sizeof places[0]; i++) {
+        struct json *inner = object_at(j, places[i].key);
+        if (inner && (places[i].always || !json_get(j, "hidden_size"))) {
+            j = inner;
+        }
+    }
+    return j;
+}
+
+/* For text configs without a model_type, and for types that transformers renamed. */
+static const struct {
+    const char *model_type, *family;
+} families[] = {
+    {"aya_vision", "cohere2"},
+    {"cohere2_vision", "cohere2"},
+    {"exaone4_5", "exaone4"},
+    {"exaone4_5_text", "exaone4"},
+    {"fast_vlm", "qwen2"},
+    {"glm4v", "glm4v_text"},
+    {"glm46v", "glm4v_text"},
+    {"glm_ocr", "glm_ocr_text"},
+    {"got_ocr2", "qwen2"},
+    {"granite_speech", "granite"},
+    {"idefics2", "mistral"},
+    {"idefics3", "llama"},
+    {"internvl", "qwen2"},
+    {"lfm2_vl", "lfm2"},
+    {"lighton_ocr", "qwen3"},
+    {"llava", "llama"},
+    {"llava_next", "llama"},
+    {"llava_next_video", "llama"},
+    {"llava_onevision", "qwen2"},
+    {"ovis2", "qwen2"},
+    {"perception_lm", "llama"},
+    {"qwen2_5_omni", "qwen2_5_omni_text"},
+    {"qwen2_5_omni_thinker", "qwen2_5_omni_text"},
+    {"qwen2_audio", "qwen2"},
+    {"smolvlm", "llama"},
+    {"video_llama_3", "qwen2"},
+    {"voxtral", "llama"},
+};
+
+const char *wrapper_family(const char *model_type)
+{
+    for (size_t i = 0; i < sizeof families / sizeof families[0]; i++) {
+        if (strcmp(families[i].model_type, model_type) == 0) {
+            return families[i].family;
+        }
+    }
+    return NULL;
+}
+
+/* LLaVA's and Idefics' text configs leave out the sizes that are those of the class. */
+static const struct {
+    const char *family, *sizes;
+} defaults[] = {
+    {"llama", "{\"hidden_size\":4096,\"intermediate_size\":11008,\"num_hidden_layers\":32,"
+              "\"num_attention_heads\":32,\"vocab_size\":32000}"},
+    {"mistral", "{\"hidden_size\":4096,\"intermediate_size\":14336,\"num_hidden_layers\":32,"
+                "\"num_attention_heads\":32,\"vocab_size\":32000}"},
+};
+
+static enum status add_sizes(const char *family, struct json *text, struct err *err)
+{
+    for (size_t i = 0; i < sizeof defaults / sizeof defaults[0]; i++) {
+        if (strcmp(defaults[i].family, family) != 0) {
+            continue;
+        }
+        struct json *sizes;
+        TRY(json_parse(defaults[i].sizes, strlen(defaults[i].sizes), NULL, &sizes, err));
+        const bool good = json_add_missing(text, sizes);
+        json_free(sizes);
+        return good ? OK : err_set(err, ERR_NOMEM, "no memory for the text part's sizes");
+    }
+    return OK;
+}
+
+enum status wrapper_complete(const struct json *root, const char *family, struct json *text,
+                             struct err *err)
+{
+    const char *type = json_get_string(root, "model_type");
+    if (strcmp(or_empty(type), "paligemma") == 0) {
+        return err_set(err, ERR_UNSUPPORTED,
+                       "config.json: the model_type 'paligemma' is not supported: a prompt's tokens "
+                       "see later ones");
+    }
+    return text == root ? OK : add_sizes(family, text, err);
+}

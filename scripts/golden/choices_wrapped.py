@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random configurations of language parts that transformers computes only inside their wrappers: functions of a random.Random."""
+
+from choices import heads, qwen_windows, rope
+
+VISION = {"depth": 1, "hidden_size": 16, "num_heads": 1, "intermediate_size": 16, "out_hidden_size": 16}
+AUDIO = {"encoder_layers": 1, "encoder_attention_heads": 1, "encoder_ffn_dim": 16, "d_model": 16, "output_dim": 16}
+OMNI_VISION = {**VISION, "deepstack_visual_indexes": [], "num_position_embeddings": 4}
+OMNI_AUDIO = {**AUDIO, "num_mel_bins": 8, "downsample_hidden_size": 8}
+STEP_VISION = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "mlp_ratio": 1.0, "image_size": 8}
+STEP_VISION.update(patch_size=4, max_position_embeddings=4)
+# By the model type of the language part: that of the wrapper, its class, and its other parts.
+WHOLE = {
+    "glm4v_text": ("glm4v", "Glm4vForConditionalGeneration", {"vision_config": VISION}),
+    "glm4v_moe_text": ("glm4v_moe", "Glm4vMoeForConditionalGeneration", {"vision_config": VISION}),
+    "glm_ocr_text": ("glm_ocr", "GlmOcrForConditionalGeneration", {"vision_config": VISION}),
+    "qwen2_5_omni_text": (
+        "qwen2_5_omni_thinker",
+        "Qwen2_5OmniThinkerForConditionalGeneration",
+        {"vision_config": VISION, "audio_config": AUDIO},
+    ),
+    "qwen3_omni_moe_text": (
+        "qwen3_omni_moe_thinker",
+        "Qwen3OmniMoeThinkerForConditionalGeneration",
+        {"vision_config": OMNI_VISION, "audio_config": OMNI_AUDIO},
+    ),
+    "step3p5": ("step3p7", "Step3p7ForConditionalGeneration", {"vision_config": STEP_VISION}),
+}
+
+
+def sections(rng, c, dim):
+    """Each kind of position has a part of the rotated pairs; for text they are the same."""
+    pairs = dim // 2
+    first = pairs // 2
+    c["rope_parameters"]["mrope_section"] = [first, (pairs - first) // 2, pairs - first - (pairs - first) // 2]
+
+
+def narrow(rng, c):
+    """The classes derive the size of heads."""
+    del c["head_dim"]
+    c["hidden_size"] = c["num_attention_heads"] * 16
+
+
+def glm4v_text(rng):
+    c = heads(rng)
+    narrow(rng, c)
+    partial = rng.choice([0.5, 1.0])
+    c["rope_parameters"] = rope(rng, int(16 * partial), ("default",), partial_rotary_factor=partial)
+    sections(rng, c, int(16 * partial))
+    return c
+
+
+def glm_ocr_text(rng):
+    c = heads(rng)
+    partial = rng.choice([0.5, 1.0])
+    c["head_dim"] = rng.choice([8, 16, 32, 128])
+    dim = int(c["head_dim"] * partial)
+    c["rope_parameters"] = rope(rng, dim, ("default",), partial_rotary_factor=partial)
+    sections(rng, c, dim)
+    return c
+
+
+def qwen2_5_omni_text(rng):
+    c = heads(rng)
+    narrow(rng, c)
+    qwen_windows(rng, c)
+    c["rope_parameters"] = rope(rng, 16, ("default",))
+    sections(rng, c, 16)
+    return c
+
+
+FAMILIES = {
+    "glm4v_text": glm4v_text,
+    "glm_ocr_text": glm_ocr_text,
+    "qwen2_5_omni_text": qwen2_5_omni_text,
+}
