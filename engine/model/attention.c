@@ -97,20 +97,34 @@ static enum status load_qkv(struct loader *l, int32_t layer, struct layer_weight
     return part_linear(l, &st, l->options->dtype, &w->qkv);
 }
 
-/* StableLM stores one norm tensor per head. */
-static enum status per_head_norms(struct loader *l, const char *pattern, int64_t hd, int32_t first,
-                                  int32_t n, const char *what, const struct weight **out)
+/* The weights of n heads from the first on; StableLM stores a tensor for each head, Cohere one for
+ * all. */
+static enum status per_head_norms(struct loader *l, const char *pattern, int64_t hd,
+                                  int32_t n_heads, int32_t first, int32_t n, const char *what,
+                                  const struct weight **out)
 {
     float *joined = xmalloc((size_t)(n * hd) * sizeof *joined);
+    const bool apart = strstr(pattern, "%d") != NULL;
     enum status st = OK;
     for (int32_t h = 0; h < n && st == OK; h++) {
         char base[NAME_BYTES], name[NAME_BYTES];
-        part_numbered_name(pattern, first + h, base);
-        snprintf(name, sizeof name, "%.240s.weight", base);
         struct weight_part p;
-        st = part_of(l, name, &hd, 1, &p);
+        if (apart) {
+            part_numbered_name(pattern, first + h, base);
+            snprintf(name, sizeof name, "%.240s.weight", base);
+            st = part_of(l, name, &hd, 1, &p);
+        } else {
+            snprintf(name, sizeof name, "%.240s.weight", pattern);
+            st = part_of(l, name, (int64_t[]){n_heads, hd}, 2, &p);
+            if (st == OK && !weight_part_is_dummy(&p)) {
+                p = weight_part_slice(p, first + h, 1, 0, hd);
+            }
+        }
+        if (st != OK) {
+            break;
+        }
         part_dummy_vector(l, &p, true);
-        for (int64_t i = 0; i < hd && st == OK; i++) {
+        for (int64_t i = 0; i < hd; i++) {
             joined[h * hd + i] = weight_part_get(&p, 0, i);
         }
     }
@@ -137,9 +151,10 @@ static enum status load_qk_norms(struct loader *l, int32_t layer, struct layer_w
     part_layer_name(c->names->q_norm, layer, q);
     part_layer_name(c->names->k_norm, layer, k);
     if (c->qk_norm_kind == NORM_LAYER) {
-        TRY(per_head_norms(l, q, hd, share.first_head, share.n_heads, "q_norm", &w->q_norm));
-        return per_head_norms(l, k, hd, share.first_kv_head, share.n_kv_heads, "k_norm",
-                              &w->k_norm);
+        TRY(per_head_norms(l, q, hd, lc->n_heads, share.first_head, share.n_heads, "q_norm",
+                           &w->q_norm));
+        return per_head_norms(l, k, hd, lc->n_kv_heads, share.first_kv_head, share.n_kv_heads,
+                              "k_norm", &w->k_norm);
     }
     const bool each = c->qk_norm == QK_NORM_HEAD;
     TRY(part_vector(l, q, ".weight", each ? hd : lc->n_heads * hd, &w->q_norm));

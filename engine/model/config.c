@@ -167,12 +167,16 @@ static enum status read_layer_types(const struct json *j, struct model_config *c
         } else if (name && strcmp(name, "chunked_attention") == 0) {
             TRY(need_int(j, "attention_chunk_size", MAX_POSITIONS, &c->layers[i].chunk, err));
             c->layers[i].window = 0;
+            c->layers[i].kv = 0;
+            c->layers[i].state = -1;
         } else if (name && strcmp(name, "sliding_attention") == 0) {
             if (window < 1) {
                 return err_set(err, ERR_FORMAT,
                                "config.json: sliding layers, but no sliding_window");
             }
             c->layers[i].window = window;
+            c->layers[i].kv = 0;
+            c->layers[i].state = -1;
         } else {
             return err_set(err, ERR_UNSUPPORTED, "config.json: unknown layer type '%s'",
                            or_text(name, "(not a string)"));

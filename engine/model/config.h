@@ -111,6 +111,7 @@ struct model_config {
     enum norm_place norm_place;
     bool norm_bias, parallel_residual;
     bool mlp_without_post_norm; // only layers with experts have ffn_post_norm
+    bool bare_norms;            // norms have no weights, except those of heads
     float norm_eps, norm_offset;
 
     bool q_bias, o_bias, mlp_bias, router_bias, sinks;
@@ -138,7 +139,8 @@ struct model_config {
 
     bool full_without_rope, full_without_sinks; // layers with full attention have none
     int32_t n_ropes;
-    double rope_theta[2], rope_share[2]; // of the ropes, if the family reads them; 0: it does not
+    // of the ropes; they take precedence over those in the config; 0: the family does not set them
+    double rope_theta[2], rope_share[2];
     float partial_rotary; // rotated share of each head; a value in the config takes precedence
     struct rope_config rope[2]; // 0: global, 1: for sliding layers, or for indexers
 

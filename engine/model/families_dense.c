@@ -13,9 +13,6 @@ static const struct tensor_names phi3_names = {BASE_NAMES, .qkv = "self_attn.qkv
 
 static const struct tensor_names olmo2_names = {OLMO2_NAMES, FFN_NAMES};
 
-static const struct tensor_names granite_swa_names = {BASE_NAMES, QKV_NAMES, FFN_NAMES,
-                                                      .sinks = "self_attn.sinks"};
-
 static const struct tensor_names starcoder2_names = {BASE_NAMES, QKV_NAMES, .up = "mlp.c_fc",
                                                      .down = "mlp.c_proj"};
 
@@ -38,6 +35,13 @@ static const struct tensor_names glm4_names = {QKV_NAMES,
 static const struct tensor_names hunyuan_names = {BASE_NAMES, QKV_NAMES, FFN_NAMES,
                                                   .q_norm = "self_attn.query_layernorm",
                                                   .k_norm = "self_attn.key_layernorm"};
+
+static const struct tensor_names hyperclovax_names = {BASE_NAMES, QKV_NAMES, FFN_NAMES,
+                                                      .attn_post_norm = "post_norm1",
+                                                      .ffn_post_norm = "post_norm2"};
+
+static const struct tensor_names sinks_names = {BASE_NAMES, QKV_NAMES, FFN_NAMES,
+                                                .sinks = "self_attn.sinks"};
 
 /* GLM as it was before it got sandwich norms (model_type "glm"). */
 static const struct tensor_names glm_names = {BASE_NAMES, QKV_NAMES, .gate_up = "mlp.gate_up_proj",
@@ -140,6 +144,7 @@ static enum status read_olmo3(const struct json *j, struct model_config *c, stru
     return OK;
 }
 
+/* Both sub-layers read the same norm. */
 enum status family_cohere(const struct json *j, struct model_config *c, struct err *err)
 {
     (void)err;
@@ -150,6 +155,10 @@ enum status family_cohere(const struct json *j, struct model_config *c, struct e
     c->rope[0].desc.interleaved = true;
     c->logit_scale = (float)json_get_number(j, "logit_scale", 0.0625);
     c->tied = true;
+    if (json_get_bool(j, "use_qk_norm", false)) {
+        c->qk_norm = QK_NORM_HEAD;
+        c->qk_norm_kind = NORM_LAYER;
+    }
     return OK;
 }
 
@@ -157,8 +166,60 @@ enum status family_cohere(const struct json *j, struct model_config *c, struct e
 static enum status read_cohere2(const struct json *j, struct model_config *c, struct err *err)
 {
     TRY(family_cohere(j, c, err));
+    c->qk_norm = QK_NORM_NONE;
     c->full_without_rope = true;
     family_window_but_every(j, json_get_int(j, "sliding_window_pattern", 4), c);
+    return OK;
+}
+
+/* Norms without weights. */
+static enum status read_olmo(const struct json *j, struct model_config *c, struct err *err)
+{
+    TRY(family_no_clips(j, err));
+    c->q_bias = c->o_bias = json_get_bool(j, "attention_bias", false);
+    c->norm_kind = NORM_LAYER;
+    c->norm_eps = 1e-5f;
+    c->bare_norms = true;
+    return OK;
+}
+
+static enum status read_internlm3(const struct json *j, struct model_config *c, struct err *err)
+{
+    (void)err;
+    c->q_bias = json_get_bool(j, "attention_bias", false);
+    c->o_bias = c->mlp_bias = json_get_bool(j, "mlp_bias", false);
+    return OK;
+}
+
+static enum status read_iquestcoder(const struct json *j, struct model_config *c, struct err *err)
+{
+    TRY(family_no_clips(j, err));
+    TRY(family_must_be(j, "use_sliding_window", false, err));
+    return read_llama(j, c, err);
+}
+
+static enum status read_helium(const struct json *j, struct model_config *c, struct err *err)
+{
+    TRY(read_llama(j, c, err));
+    c->o_bias = false;
+    c->rope[0].desc.interleaved = true;
+    return OK;
+}
+
+/* Every fourth layer, from the first on, has no window. */
+static void window_but_first_of(const struct json *j, int32_t n, struct model_config *c)
+{
+    family_window_on_all(j, c);
+    for (int32_t i = 0; i < c->n_layers; i += n) {
+        c->layers[i].window = 0;
+    }
+}
+
+static enum status read_cwm(const struct json *j, struct model_config *c, struct err *err)
+{
+    (void)err;
+    c->mlp_bias = json_get_bool(j, "mlp_bias", false);
+    window_but_first_of(j, 4, c);
     return OK;
 }
 
@@ -178,41 +239,26 @@ enum status family_granite(const struct json *j, struct model_config *c, struct 
     return OK;
 }
 
-/* A base of 0 in layer_rope_theta means no positions. All others must be that of the rope. */
-static enum status granite_positions(const struct json *j, struct model_config *c, struct err *err)
+/* Granite's factors, but logits are multiplied and not divided; norms around each sub-layer. */
+static enum status read_hyperclovax(const struct json *j, struct model_config *c, struct err *err)
 {
-    const struct json *list = json_get(j, "layer_rope_theta"), *item = json_first(list);
-    const double usual = json_get_number(j, "rope_theta", 10000.0);
-    const double theta = json_get_number(rope_params(j), "rope_theta", usual);
-    if (!json_is(list, JSON_ARRAY)) {
-        return OK;
-    }
-    if (json_count(list) < (size_t)c->n_layers) {
-        return err_set(err, ERR_FORMAT,
-                       "config.json: layer_rope_theta has fewer entries than layers");
-    }
-    for (int32_t i = 0; i < c->n_layers; i++, item = json_next(item)) {
-        const double own = json_number(item, 0.0);
-        const bool none = !(fabs(own) > 0.0);
-        if (!none && fabs(own - theta) > 0.0) {
-            return err_set(err, ERR_UNSUPPORTED,
-                           "config.json: layer_rope_theta with values other than 0 and rope_theta "
-                           "is not supported");
-        }
-        c->layers[i].rope = none ? -1 : 0;
+    TRY(family_granite(j, c, err));
+    c->logit_scale = (float)json_get_number(j, "logits_scaling", 1.0);
+    c->norm_place = NORM_SANDWICH;
+    if (!json_get_bool(j, "use_post_norm", true)) {
+        c->names = &llama_names;
+        c->norm_place = NORM_PRE;
     }
     return OK;
 }
 
+/* Granite with windows, sinks, and layers without positions. */
 enum status family_granite_swa(const struct json *j, struct model_config *c, struct err *err)
 {
     TRY(family_granite(j, c, err));
     c->sinks = true;
-    family_window_on_all(j, c);
-    for (int32_t i = 0; i < c->n_layers; i += 4) {
-        c->layers[i].window = 0;
-    }
-    return granite_positions(j, c, err);
+    window_but_first_of(j, 4, c);
+    return family_layer_bases(j, c, err);
 }
 
 static enum status read_granite_swa(const struct json *j, struct model_config *c, struct err *err)
@@ -317,6 +363,10 @@ static const struct family rows[] = {
      "{\"eos_token_id\":2,"
      "\"num_key_value_heads\":8,\"max_position_embeddings\":131072,\"sliding_window\":4096}",
      read_mistral},
+    {"ministral", &llama_names,
+     "{\"eos_token_id\":2,"
+     "\"num_key_value_heads\":8,\"max_position_embeddings\":131072,\"sliding_window\":4096}",
+     read_mistral},
     {"mistral3", &llama_names,
      "{\"eos_token_id\":2,\"num_key_value_heads\":8,\"max_position_embeddings\":131072}",
      read_mistral},
@@ -368,11 +418,36 @@ static const struct family rows[] = {
     {"cohere2", &llama_names,
      "{\"eos_token_id\":255001,\"max_position_embeddings\":8192,\"sliding_window\":4096}",
      read_cohere2},
-    {"granite", &llama_names, "{\"eos_token_id\":2,\"attention_multiplier\":1}", family_granite},
-    {"granite_swa", &granite_swa_names,
+    {"cohere", &qwen3_names,
+     "{\"eos_token_id\":255001,\"max_position_embeddings\":8192,\"rope_theta\":500000}",
+     family_cohere},
+    {"olmo", &llama_names, "{\"eos_token_id\":50279}", read_olmo},
+    {"internlm3", &llama_names,
+     "{\"eos_token_id\":2,\"num_key_value_heads\":2,\"head_dim\":128,\"rms_norm_eps\":1e-5,"
+     "\"max_position_embeddings\":32768,"
+     "\"other_keys\":{\"qkv_bias\":\"attention_bias\",\"bias\":\"mlp_bias\"}}",
+     read_internlm3},
+    {"iquestcoder", &llama_names,
+     "{\"eos_token_id\":2,\"num_key_value_heads\":8,\"head_dim\":128,\"rms_norm_eps\":1e-5,"
+     "\"max_position_embeddings\":131072}",
+     read_iquestcoder},
+    {"helium", &llama_names,
+     "{\"eos_token_id\":2,\"num_key_value_heads\":20,\"head_dim\":128,\"rms_norm_eps\":1e-8,"
+     "\"max_position_embeddings\":4096,\"rope_theta\":100000}",
+     read_helium},
+    {"cwm", &llama_names,
+     "{\"eos_token_id\":[128001,128008,128009],\"num_key_value_heads\":8,\"head_dim\":128,"
+     "\"rms_norm_eps\":1e-5,\"max_position_embeddings\":131072,\"sliding_window\":8192,"
+     "\"rope_theta\":1000000,"
+     "\"rope_of_class\":{\"rope_type\":\"llama3\",\"rope_theta\":1000000,\"factor\":16,"
+     "\"low_freq_factor\":1,\"high_freq_factor\":4,\"original_max_position_embeddings\":8192}}",
+     read_cwm},
+    {"hyperclovax", &hyperclovax_names, "{\"eos_token_id\":2}", read_hyperclovax},
+    {"granite_swa", &sinks_names,
      "{\"eos_token_id\":100257,\"num_key_value_heads\":4,\"max_position_embeddings\":8192,"
-     "\"rms_norm_eps\":1e-5,\"sliding_window\":128,\"attention_multiplier\":1}",
+     "\"rms_norm_eps\":1e-5,\"attention_multiplier\":1,\"sliding_window\":128}",
      read_granite_swa},
+    {"granite", &llama_names, "{\"eos_token_id\":2,\"attention_multiplier\":1}", family_granite},
     {"smollm3", &llama_names,
      "{\"eos_token_id\":128001,"
      "\"num_key_value_heads\":4,\"max_position_embeddings\":32768,\"rope_theta\":2000000}",

@@ -15,6 +15,15 @@
 
 static const struct tensor_names gemma2_names = {GEMMA_BASE, QKV_NAMES, FFN_NAMES};
 
+static const struct tensor_names vaultgemma_names = {QKV_NAMES,
+                                                     FFN_NAMES,
+                                                     .embed = "model.embed_tokens",
+                                                     .final_norm = "model.norm",
+                                                     .head = "lm_head",
+                                                     .o = "self_attn.o_proj",
+                                                     .attn_norm = "input_layernorm",
+                                                     .ffn_norm = "pre_feedforward_layernorm"};
+
 static const struct tensor_names gemma3_names = {GEMMA_BASE, QKV_NAMES, FFN_NAMES, QK_NORM_NAMES};
 
 static const struct tensor_names gemma4_names = {GEMMA_BASE,
@@ -89,6 +98,13 @@ static enum status read_gemma2(const struct json *j, struct model_config *c, str
 {
     TRY(read_gemma(j, c, err));
     family_window_on_even(j, c);
+    return OK;
+}
+
+static enum status read_vaultgemma(const struct json *j, struct model_config *c, struct err *err)
+{
+    TRY(read_gemma2(j, c, err));
+    c->norm_place = NORM_PRE;
     return OK;
 }
 
@@ -270,6 +286,12 @@ static const struct family rows[] = {
      "\"attn_logit_softcapping\":50,\"final_logit_softcapping\":30,\"sliding_window\":"
      "4096," GEMMA_DEFAULTS "}",
      read_gemma2},
+    {"vaultgemma", &vaultgemma_names,
+     "{\"eos_token_id\":1,"
+     "\"num_key_value_heads\":4,\"max_position_embeddings\":8192,\"query_pre_attn_scalar\":256,"
+     "\"attn_logit_softcapping\":50,\"final_logit_softcapping\":30,\"sliding_window\":"
+     "4096," GEMMA_DEFAULTS "}",
+     read_vaultgemma},
     {"gemma3_text", &gemma3_names, GEMMA3_DEFAULTS, read_gemma3},
     {"gemma3", &gemma3_names, GEMMA3_DEFAULTS, read_gemma3},
     {"gemma4_text", &gemma4_names, GEMMA4_TEXT, read_gemma4},

@@ -22,14 +22,16 @@ static const struct tensor_names axk1_names = {BASE_NAMES,   FFN_NAMES,
                                                MLA_NAMES,    .ffn_post_norm = "post_mlp_layernorm"};
 
 /* Latent attention: the ranks of the projections, and the parts of a head with and without
- * positions. YaRN's temperature applies to both q and k, so its square goes into attn_scale. */
-enum status family_mla(const struct json *j, struct model_config *c, struct err *err)
+ * positions. YaRN's temperature applies to both q and k, so its square goes into attn_scale.
+ * usual_v: the size of values if the config has none; 0: it must. */
+static enum status read_mla(const struct json *j, int64_t usual_v, struct model_config *c,
+                            struct err *err)
 {
     int64_t kv_lora = json_get_int(j, "kv_lora_rank", 0);
     int64_t q_lora = json_get_int(j, "q_lora_rank", 0);
     int64_t nope = json_get_int(j, "qk_nope_head_dim", 0);
     int64_t rope = json_get_int(j, "qk_rope_head_dim", 0);
-    int64_t v = json_get_int(j, "v_head_dim", 0);
+    int64_t v = json_get_int(j, "v_head_dim", usual_v);
     TRY(family_positive("kv_lora_rank", kv_lora, 8192, err));
     TRY(family_positive("qk_nope_head_dim", nope, 4096, err));
     TRY(family_positive("qk_rope_head_dim", rope, 2 * MAX_ROPE_PAIRS, err));
@@ -54,6 +56,11 @@ enum status family_mla(const struct json *j, struct model_config *c, struct err 
         c->attn_scale *= (float)(m * m);
     }
     return OK;
+}
+
+enum status family_mla(const struct json *j, struct model_config *c, struct err *err)
+{
+    return read_mla(j, 0, c, err);
 }
 
 static enum status read_deepseek(const struct json *j, struct model_config *c, struct err *err)
@@ -217,6 +224,29 @@ static enum status read_mistral4(const struct json *j, struct model_config *c, s
     return OK;
 }
 
+/* DeepSeek V3's attention with dense layers. */
+static enum status read_youtu(const struct json *j, struct model_config *c, struct err *err)
+{
+    c->tied = true;
+    return family_mla(j, c, err);
+}
+
+/* The same with scaled embeddings, residuals and logits, and rotated pairs that are halves apart.
+ */
+static enum status read_minicpm3(const struct json *j, struct model_config *c, struct err *err)
+{
+    TRY(read_mla(j, c->hidden / c->n_heads, c, err));
+    c->rope[0].desc.interleaved = false;
+    c->tied = true;
+    c->embed_scale = (float)json_get_number(j, "scale_emb", 12.0);
+    c->embed_scale_rounded = true;
+    const double depth = sqrt(c->n_layers);
+    c->residual_scale = (float)(json_get_number(j, "scale_depth", depth) / depth);
+    c->logit_scale = (float)(json_get_number(j, "dim_model_base", c->hidden) / c->hidden);
+    c->mlp_bias = json_get_bool(j, "mlp_bias", false);
+    return OK;
+}
+
 #define V3_DEFAULTS                                                                                \
     "{\"eos_token_id\":1,"                                                                         \
     "\"n_shared_experts\":1,\"first_k_dense_replace\":3,\"n_group\":8,\"topk_group\":4,"           \
@@ -270,6 +300,16 @@ static const struct family rows[] = {
      "\"moe_intermediate_size\":1536,\"routed_scaling_factor\":1.8,\"num_nextn_predict_"
      "layers\":1}",
      read_glm4_moe_lite},
+    {"youtu", &deepseek_names,
+     "{\"eos_token_id\":128001,\"num_key_value_heads\":16,\"max_position_embeddings\":131072,"
+     "\"kv_lora_rank\":512,\"q_lora_rank\":1536,\"qk_rope_head_dim\":64,\"qk_nope_head_dim\":128,"
+     "\"v_head_dim\":128}",
+     read_youtu},
+    {"minicpm3", &deepseek_names,
+     "{\"eos_token_id\":2,\"rms_norm_eps\":1e-5,\"max_position_embeddings\":32768,"
+     "\"kv_lora_rank\":256,\"q_lora_rank\":768,\"qk_rope_head_dim\":32,\"qk_nope_head_dim\":64,"
+     "\"scale_emb\":12,\"scale_depth\":1.4,\"dim_model_base\":256}",
+     read_minicpm3},
     {"mistral4", &deepseek_names,
      "{\"eos_token_id\":2,"
      "\"moe_intermediate_size\":2048,\"n_shared_experts\":1,\"n_routed_experts\":128,"

@@ -107,6 +107,35 @@ enum status family_no_rope_layers(const struct json *j, struct model_config *c, 
     return OK;
 }
 
+enum status family_layer_bases(const struct json *j, struct model_config *c, struct err *err)
+{
+    const struct json *list = json_get(j, "layer_rope_theta"), *item = json_first(list);
+    if (item && json_count(list) < (size_t)c->n_layers) {
+        return err_set(err, ERR_FORMAT,
+                       "config.json: layer_rope_theta has fewer entries than layers");
+    }
+    for (int32_t i = 0; item && i < c->n_layers; i++, item = json_next(item)) {
+        const double base = json_number(item, 0.0);
+        if (!(base > 0.0)) {
+            c->layers[i].rope = -1;
+        } else if (c->rope_theta[0] > 0.0 && fabs(c->rope_theta[0] - base) > 0.0) {
+            return err_set(err, ERR_UNSUPPORTED,
+                           "config.json: layer_rope_theta with several bases is not supported");
+        } else {
+            c->rope_theta[0] = base;
+        }
+    }
+    return OK;
+}
+
+enum status family_no_clips(const struct json *j, struct err *err)
+{
+    if (json_type(json_get(j, "clip_qkv")) != JSON_NULL) {
+        return err_set(err, ERR_UNSUPPORTED, "config.json: clip_qkv is not supported");
+    }
+    return OK;
+}
+
 /* Sizes from a config are checked against a limit before anything is computed from them. */
 enum status family_positive(const char *key, int64_t v, int64_t max, struct err *err)
 {

@@ -69,6 +69,13 @@ enum status family_exaone_attention(const struct json *j, struct model_config *c
  * no_rope_layer_interval-th (4) layer has none. */
 enum status family_no_rope_layers(const struct json *j, struct model_config *c, struct err *err);
 
+/* Reads layer_rope_theta, the base of each layer; 0: the layer has no positions. All other layers
+ * must have the same base. */
+enum status family_layer_bases(const struct json *j, struct model_config *c, struct err *err);
+
+/* Refuses clip_qkv, which would limit the values of q, k and v. */
+enum status family_no_clips(const struct json *j, struct err *err);
+
 /* Checks that v is from 1 to max; the error names the key. */
 enum status family_positive(const char *key, int64_t v, int64_t max, struct err *err);
 

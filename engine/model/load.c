@@ -20,7 +20,7 @@ static enum status layer_norm(struct loader *l, const char *base, int32_t layer,
     }
     char name[NAME_BYTES];
     part_layer_name(base, layer, name);
-    TRY(part_vector(l, name, ".weight", l->c->hidden, weight));
+    TRY(part_norm(l, name, weight));
     if (bias) {
         return part_vector(l, name, ".bias", l->c->hidden, bias_out);
     }
@@ -130,7 +130,7 @@ static enum status load_ends(struct loader *l)
     struct model *m = l->m;
     TRY(part_table(l, c->names->embed, c->hidden, &m->embed));
     TRY(load_inputs(l));
-    TRY(part_vector(l, c->names->final_norm, ".weight", c->hidden, &m->final_norm));
+    TRY(part_norm(l, c->names->final_norm, &m->final_norm));
     if (c->norm_bias) {
         TRY(part_vector(l, c->names->final_norm, ".bias", c->hidden, &m->final_norm_bias));
     }

@@ -464,6 +464,16 @@ enum status part_vector(struct loader *l, const char *base, const char *suffix, 
     return part_open_vector(l, name, &p, out);
 }
 
+enum status part_norm(struct loader *l, const char *base, const struct weight **out)
+{
+    const int64_t n = l->c->hidden;
+    if (!l->c->bare_norms) {
+        return part_vector(l, base, ".weight", n, out);
+    }
+    const struct weight_part ones = weight_part_plain(l->ones, DT_F32, 1, n, n);
+    return part_open_vector(l, base, &ones, out);
+}
+
 enum status part_table(struct loader *l, const char *base, int64_t width, const struct weight **out)
 {
     char name[NAME_BYTES];

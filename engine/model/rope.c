@@ -304,7 +304,7 @@ enum status rope_read(const struct json *params, double theta, struct rope_share
     struct rope_input in = {
         .params = params,
         .config = config,
-        .theta = json_get_number(params, "rope_theta", theta),
+        .theta = theta,
         .factor = json_get_number(params, "factor", 1.0),
         .share = share,
         .dim = dim,
@@ -365,6 +365,8 @@ static enum status read_rope(const struct json *params, double theta, const stru
     }
     if (c->rope_theta[rope] > 0.0) {
         theta = c->rope_theta[rope];
+    } else {
+        theta = json_get_number(params, "rope_theta", theta);
     }
     partial = json_get_number(params, "partial_rotary_factor", partial);
     int32_t head_dim = c->head_dim;

@@ -57,6 +57,7 @@ static const struct {
     {"idefics3", "llama"},
     {"internvl", "qwen2"},
     {"lfm2_vl", "lfm2"},
+    {"lfm3_vl", "lfm3"},
     {"lighton_ocr", "qwen3"},
     {"llava", "llama"},
     {"llava_next", "llama"},
@@ -112,9 +113,10 @@ enum status wrapper_complete(const struct json *root, const char *family, struct
 {
     const char *type = json_get_string(root, "model_type");
     if (strcmp(or_empty(type), "paligemma") == 0) {
-        return err_set(err, ERR_UNSUPPORTED,
-                       "config.json: the model_type 'paligemma' is not supported: a prompt's tokens "
-                       "see later ones");
+        return err_set(
+            err, ERR_UNSUPPORTED,
+            "config.json: the model_type 'paligemma' is not supported: a prompt's tokens "
+            "see later ones");
     }
     return text == root ? OK : add_sizes(family, text, err);
 }

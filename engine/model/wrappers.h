@@ -5,16 +5,16 @@
 #ifndef SLUICE_ENGINE_MODEL_WRAPPERS_H
 #define SLUICE_ENGINE_MODEL_WRAPPERS_H
 
-#include "engine/base/status.h"
 #include "engine/base/json.h"
+#include "engine/base/status.h"
 
 /* The config of the language part inside `root`, or `root` itself. */
 struct json *wrapper_text(struct json *root);
 /* The model_type of the language part of a wrapper whose text config does not name one that is a
  * family; NULL: not known. */
 const char *wrapper_family(const char *model_type);
-/* Adds the sizes that wrappers' classes assume in a text config of this family, and refuses wrappers
- * whose language part is not a causal model. */
+/* Adds the sizes that wrappers' classes assume in a text config of this family, and refuses
+ * wrappers whose language part is not a causal model. */
 enum status wrapper_complete(const struct json *root, const char *family, struct json *text,
                              struct err *err);
 

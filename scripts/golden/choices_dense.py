@@ -231,6 +231,76 @@ def exaone4(rng):
     return c
 
 
+def square(rng, c, width=16):
+    """Heads whose size follows from the hidden size."""
+    c["head_dim"] = None
+    c["hidden_size"] = c["num_attention_heads"] * width
+
+
+def cohere(rng):
+    c = heads(rng)
+    del c["rms_norm_eps"]
+    square(rng, c)
+    c.update(
+        attention_bias=rng.random() < 0.3,
+        use_qk_norm=rng.random() < 0.5,
+        logit_scale=rng.choice([0.0625, 1.0, 0.3]),
+        layer_norm_eps=rng.choice([1e-5, 1e-6]),
+    )
+    c["rope_parameters"] = rope(rng, 16, ("default", "linear"))
+    return c
+
+
+def olmo(rng):
+    c = heads(rng)
+    del c["rms_norm_eps"]
+    square(rng, c)
+    c.update(attention_bias=rng.random() < 0.3)
+    c["rope_parameters"] = rope(rng, 16, ("default", "linear", "yarn"))
+    return c
+
+
+def internlm3(rng):
+    c = heads(rng)
+    c["attention_bias"] = c["mlp_bias"] = rng.random() < 0.4
+    c["rope_parameters"] = rope(rng, c["head_dim"], ("default", "dynamic", "linear"))
+    return c
+
+
+def helium(rng):
+    c = heads(rng)
+    square(rng, c)
+    c.update(head_dim=16, attention_bias=rng.random() < 0.3, mlp_bias=rng.random() < 0.3)
+    c["rms_norm_eps"] = rng.choice([1e-8, 1e-5])
+    c["rope_parameters"] = rope(rng, 16, ("default", "linear"))
+    return c
+
+
+def cwm(rng):
+    c = heads(rng)
+    c.update(mlp_bias=rng.random() < 0.3, sliding_window=WINDOW)
+    if rng.random() < 0.5:
+        c["layer_types"] = layer_types(rng, c["num_hidden_layers"])
+    c["rope_parameters"] = rope(rng, c["head_dim"], ("default", "llama3", "llama3", "yarn"))
+    return c
+
+
+def ministral(rng):
+    c = heads(rng)
+    c.update(sliding_window=WINDOW)
+    if rng.random() < 0.7:
+        c["layer_types"] = layer_types(rng, c["num_hidden_layers"])
+    c["rope_parameters"] = rope(rng, c["head_dim"], ("default", "yarn"))
+    return c
+
+
+def hyperclovax(rng):
+    c = granite(rng)
+    c.update(use_post_norm=rng.random() < 0.6, logits_scaling=rng.choice([1.0, 0.125, 2.0]))
+    c["attention_multiplier"] = rng.choice([None, 0.0625, 0.2])
+    return c
+
+
 FAMILIES = {
     "llama": llama,
     "mistral": mistral,
@@ -253,4 +323,13 @@ FAMILIES = {
     "ernie4_5": ernie4_5,
     "hunyuan_v1_dense": hunyuan_v1_dense,
     "exaone4": exaone4,
+    "vaultgemma": gemma2,
+    "cohere": cohere,
+    "olmo": olmo,
+    "internlm3": internlm3,
+    "iquestcoder": llama,
+    "helium": helium,
+    "cwm": cwm,
+    "ministral": ministral,
+    "hyperclovax": hyperclovax,
 }

@@ -125,6 +125,29 @@ def glm_moe_dsa(rng):
     return c
 
 
+ROUTING = ("first_k_dense_replace", "moe_intermediate_size", "n_group", "topk_group", "norm_topk_prob", "routed_scaling_factor")
+
+
+def youtu(rng):
+    """The attention without experts."""
+    c = deepseek_v3(rng)
+    c["pad_token_id"] = None  # the class sets the embedding of this token to zero when it loads a model
+    return {k: v for k, v in c.items() if "expert" not in k and k not in ROUTING}
+
+
+def minicpm3(rng):
+    c = youtu(rng)
+    del c["rope_interleave"]
+    c.update(
+        scale_emb=rng.choice([1, 12, 3.3]),
+        scale_depth=rng.choice([None, 1.4, 0.7]),
+        dim_model_base=rng.choice([None, 16, 256]),
+        mlp_bias=rng.random() < 0.3,
+        v_head_dim=rng.choice([None, c["v_head_dim"]]),
+    )
+    return c
+
+
 def mistral4(rng):
     c = deepseek(rng)
     rotated, other = rng.choice([(8, 8), (16, 16), (8, 24)])  # a fraction that divides evenly
@@ -307,6 +330,8 @@ FAMILIES = {
     "gpt_oss": gpt_oss,
     "deepseek_v2": deepseek_v2,
     "deepseek_v3": deepseek_v3,
+    "youtu": youtu,
+    "minicpm3": minicpm3,
     "kimi_k2": deepseek_v3,
     "deepseek_v32": deepseek_v32,
     "glm_moe_dsa": glm_moe_dsa,

@@ -72,6 +72,8 @@ def class_of(family):
     return OTHER_NAMES.get(family, family)
 
 
+NEED_HEAD_DIM = ("helium", "hunyuan_v1_dense", "hunyuan_v1_moe", "ministral")
+
 # Keys that a checkpoint may leave out: then the default of the family's class applies.
 OPTIONAL = (
     "rms_norm_eps norm_epsilon layer_norm_eps rope_parameters hidden_act hidden_activation head_dim "
@@ -96,7 +98,10 @@ def leave_to_the_class(rng, values, family):
     kept = {k: v for k, v in values.items() if k not in OPTIONAL or rng.random() < 0.6}
     if family == "minimax_m2":  # its class ignores rotary_dim
         kept["rope_parameters"] = values["rope_parameters"]
-    asked = family.startswith("hunyuan") or "rope_parameters" in kept  # Mixtral's scalings need the size
+    # Mixtral's scalings need the size, and some classes cannot do without it.
+    asked = family in NEED_HEAD_DIM or "rope_parameters" in kept
+    if family == "internlm3":  # its class wants the same of both
+        kept.update({k: values[k] for k in ("attention_bias", "mlp_bias")})
     if "layer_rope_theta" in values:  # its values are that of the rope, or 0
         kept["rope_parameters"] = values["rope_parameters"]
     if "head_dim" in values and asked:
