@@ -72,6 +72,15 @@ static const struct tensor_names lfm2_names = {QKV_NAMES,
                                                .expert_down = "feed_forward.experts.%d.w2",
                                                .state = &conv_names};
 
+#define LFM3_NAMES                                                                                 \
+    QKV_NAMES, QK_NORM_NAMES, .embed = "model.embed_tokens", .final_norm = "model.embedding_norm", \
+        .head = "lm_head", .attn_norm = "operator_norm", .ffn_norm = "ffn_norm",                   \
+        .o = "self_attn.o_proj", .attn_gate = "self_attn.gate_proj", .gate = "feed_forward.w1",    \
+        .up = "feed_forward.w3", .down = "feed_forward.w2", .state = &conv_names
+static const struct tensor_names lfm3_names = {LFM3_NAMES, .attn_post_norm = "post_operator_norm",
+                                               .ffn_post_norm = "post_ffn_norm"};
+static const struct tensor_names lfm3_bare_names = {LFM3_NAMES};
+
 /* ---- Mamba-2 ------------------------------------------------------------------------------ */
 
 /* Config keys, whose names differ between the programs that write configs. */
@@ -365,7 +374,7 @@ static enum status read_nemotron_h(const struct json *j, struct model_config *c,
 
 /* ---- LFM2 --------------------------------------------------------------------------------- */
 
-static enum status read_lfm2_layers(const struct json *j, struct model_config *c, struct err *err)
+static enum status read_convs(const struct json *j, struct model_config *c, struct err *err)
 {
     struct state_config *s = &c->state;
     TRY(family_size(j, "conv_L_cache", 16, &s->layer.conv_kernel, err));
@@ -376,6 +385,12 @@ static enum status read_lfm2_layers(const struct json *j, struct model_config *c
     c->norm_eps = (float)json_get_number(j, "norm_eps", 1e-5);
     c->qk_norm = QK_NORM_HEAD;
     c->tied = json_get_bool(j, "tie_embedding", true);
+    return OK;
+}
+
+static enum status read_lfm2_layers(const struct json *j, struct model_config *c, struct err *err)
+{
+    TRY(read_convs(j, c, err));
     return attention_at(j, "full_attn_idxs", c, err);
 }
 
@@ -412,6 +427,37 @@ static enum status read_lfm2_moe(const struct json *j, struct model_config *c, s
     return OK;
 }
 
+/* In each four layers one has full attention and, except in the first four, one a window. */
+static void lfm3_layers(const struct json *j, struct model_config *c)
+{
+    const int32_t window = (int32_t)json_get_int(j, "sliding_window", 0);
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        const bool full = i % 4 == 2, slides = i % 4 == 0 && i > 0;
+        if (!full && !slides) {
+            make_state(c, i);
+        }
+        c->layers[i].window = slides ? greater(window, 0) : 0;
+    }
+}
+
+/* LFM2 with windows, a gate for each head, and norms around each sub-layer. */
+static enum status read_lfm3(const struct json *j, struct model_config *c, struct err *err)
+{
+    TRY(read_convs(j, c, err));
+    c->q_bias = c->o_bias = json_get_bool(j, "attention_bias", false);
+    if (json_get_bool(j, "use_attention_gate", true)) {
+        c->attn_gate = ATTN_GATE_HEADS;
+        TRY(family_must_be(j, "attention_bias", false, err)); // the gates would have none
+    }
+    c->norm_place = NORM_SANDWICH;
+    if (!json_get_bool(j, "use_sandwich_norm", true)) {
+        c->names = &lfm3_bare_names;
+        c->norm_place = NORM_PRE;
+    }
+    lfm3_layers(j, c);
+    return OK;
+}
+
 static const struct family rows[] = {
     {.model_type = "granitemoehybrid",
      .names = &granite_names,
@@ -443,5 +489,14 @@ static const struct family rows[] = {
      .defaults = "{\"conv_L_cache\":3,\"num_key_value_heads\":8,\"rope_theta\":1000000,"
                  "\"num_dense_layers\":2,\"routed_scaling_factor\":1}",
      .read = read_lfm2_moe},
+    {.model_type = "lfm3",
+     .names = &lfm3_names,
+     .defaults = "{\"conv_L_cache\":7,\"num_key_value_heads\":4,\"head_dim\":128,"
+                 "\"sliding_window\":256,\"eos_token_id\":124900,\"rope_theta\":1000000,"
+                 "\"max_position_embeddings\":128000,\"rope_of_class\":{"
+                 "\"sliding_attention\":{\"rope_type\":\"default\",\"rope_theta\":10000},"
+                 "\"full_attention\":{\"rope_type\":\"proportional\",\"rope_theta\":1000000,"
+                 "\"partial_rotary_factor\":0.5}}}",
+     .read = read_lfm3},
 };
 const struct family_table families_mamba = {rows, sizeof rows / sizeof rows[0]};

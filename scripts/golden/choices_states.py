@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random configurations of families whose layers keep a state: functions of a random.Random."""
 
-from choices import heads, rope
+from choices import WINDOW, heads, rope
 from choices_experts import deepseek, mlp_layer_types, picked
 
 
@@ -284,7 +284,33 @@ def lfm2_moe(rng):
     return c
 
 
+def lfm3(rng):
+    c = several(rng)
+    del c["rms_norm_eps"]
+    gate = rng.random() < 0.7
+    c.update(
+        norm_eps=rng.choice([1e-5, 1e-6]),
+        head_dim=rng.choice([8, 16, 32]),
+        conv_bias=rng.random() < 0.4,
+        conv_L_cache=rng.choice([3, 7]),
+        sliding_window=WINDOW,
+        use_sandwich_norm=rng.random() < 0.7,
+        use_attention_gate=gate,
+        attention_bias=not gate and rng.random() < 0.5,
+    )
+    n = c["num_hidden_layers"]
+    kinds_of = ["conv", "full_attention", "sliding_attention"]
+    c["layer_types"] = [rng.choice(kinds_of) for _ in range(n - 1)] + [rng.choice(kinds_of[1:])]
+    whole = {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": rng.choice([0.5, 1.0])}
+    c["rope_parameters"] = {
+        "sliding_attention": rope(rng, c["head_dim"], ("default",)),
+        "full_attention": rng.choice([whole, rope(rng, c["head_dim"], ("default", "linear"))]),
+    }
+    return c
+
+
 FAMILIES = {
+    "lfm3": lfm3,
     "qwen3_next": qwen3_next,
     "qwen3_5_text": qwen3_5,
     "qwen3_5_moe_text": qwen3_5_moe,
