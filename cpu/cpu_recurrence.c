@@ -296,7 +296,7 @@ static void make_value(const struct recurrence_job *job, const struct run *r, in
     if (g->kind == STATE_DELTA) {
         float *known = s->from_s + 2 * (int64_t)i * p->v_stride;
         add_values(job, r, s->scores + 2 * (int64_t)i * p->block, t, known);
-        float beta = 1.0f / (1.0f + expf(-tensor_row(&a->beta, r->row + i)[r->head]));
+        float beta = a->beta_scale / (1.0f + expf(-tensor_row(&a->beta, r->row + i)[r->head]));
         for (int32_t d = 0; d < g->value_dim; d++) {
             s->sum[d] = beta * (v[d] - known[d]);
         }

@@ -328,7 +328,7 @@ struct short_conv_args {
  *
  *   g_t = -exp(a_log) dt, or, with decay_bound < 0, decay_bound sigmoid(exp(a_log) a)
  *   STATE_DELTA  q, k are divided by sqrt(sum of squares + 1e-6), and q also by sqrt(key_dim)
- *                u_t = sigmoid(beta) (v_t - (exp(G_t) k_t) S
+ *                u_t = beta_scale sigmoid(beta) (v_t - (exp(G_t) k_t) S
  *                                         - sum over j < t of (k_t . exp(G_t - G_j) k_j) u_j)
  *   STATE_DECAY  u_t = dt v_t
  *   out_t = (exp(G_t) q_t) S + sum over j <= t of (q_t . exp(G_t - G_j) k_j) u_j + skip v_t
@@ -347,6 +347,7 @@ struct recurrence_args {
     const struct weight *skip;    // VECTOR [n_heads]; NULL: none
     int32_t n_rows, layer;
     float decay_scale;    // multiplies decay before dt_bias is added
+    float beta_scale;     // STATE_DELTA only
     float decay_bound;    // 0: none
     float dt_min, dt_max; // dt_max 0: no clamping
 };

@@ -210,7 +210,8 @@ enum experts_form {
 };
 
 /* Names of tensors, without ".weight". NULL: the family has no such tensor. "%d" stands for the
- * expert, or in q_norm and k_norm for the head. Names of a layer's tensors follow
+ * expert, or in q_norm and k_norm for the head. A layer's norms may have several names, with bars
+ * between them. Names of a layer's tensors follow
  * "model.layers.N.". */
 struct tensor_names {
     const char *embed, *final_norm, *head;

@@ -33,6 +33,38 @@ static const struct tensor_names qwen3_5_names = {BASE_NAMES,
                                                   SHARED_EXPERT_NAMES,
                                                   .state = &separate_names};
 
+/* In files that transformers saves, the first norm after a sub-layer is called like the second one
+ * before. */
+static const struct state_names olmo_state_names = {
+    .q = "linear_attn.q_proj",
+    .k = "linear_attn.k_proj",
+    .v = "linear_attn.v_proj",
+    .z = "linear_attn.g_proj",
+    .b = "linear_attn.b_proj",
+    .a = "linear_attn.a_proj",
+    .conv = "linear_attn.conv1d",
+    .conv_q = "linear_attn.q_conv1d",
+    .conv_k = "linear_attn.k_conv1d",
+    .conv_v = "linear_attn.v_conv1d",
+    .a_log = "linear_attn.A_log",
+    .dt_bias = "linear_attn.dt_bias",
+    .norm = "linear_attn.o_norm",
+    .out = "linear_attn.o_proj",
+    .attn_norm = "attention_layer_norm|input_layernorm",
+    .ffn_norm = "feedforward_layer_norm|post_attention_layernorm"};
+
+static const struct tensor_names olmo_names = {
+    QKV_NAMES,
+    FFN_NAMES,
+    QK_NORM_NAMES,
+    .embed = "model.embed_tokens",
+    .final_norm = "model.norm",
+    .head = "lm_head",
+    .o = "self_attn.o_proj",
+    .attn_post_norm = "post_attention_layernorm|feedforward_layer_norm",
+    .ffn_post_norm = "post_feedforward_layernorm",
+    .state = &olmo_state_names};
+
 #define KDA_NAMES(in)                                                                              \
     .q = in ".q_proj", .k = in ".k_proj", .v = in ".v_proj", .b = in ".b_proj",                    \
     .conv_q = in ".q_conv1d", .conv_k = in ".k_conv1d", .conv_v = in ".v_conv1d",                  \
@@ -82,16 +114,10 @@ static const struct tensor_names ling_names = {FFN_NAMES,
                                                .correction = "mlp.gate.expert_bias",
                                                .state = &ling_state_names};
 
-/* Gated DeltaNet. Every full_attention_interval-th layer has attention; the others have a recurrent
- * state. */
-static enum status read_delta_net(const struct json *j, struct model_config *c, struct err *err)
+/* What follows from the sizes of a gated delta net's heads. */
+static enum status set_delta_net(struct model_config *c, struct err *err)
 {
     struct state_layer *g = &c->state.layer;
-    TRY(family_size(j, "linear_num_key_heads", 4096, &g->n_key_heads, err));
-    TRY(family_size(j, "linear_num_value_heads", 4096, &g->n_heads, err));
-    TRY(family_size(j, "linear_key_head_dim", 1024, &g->key_dim, err));
-    TRY(family_size(j, "linear_value_head_dim", 1024, &g->value_dim, err));
-    TRY(family_size(j, "linear_conv_kernel_dim", 16, &g->conv_kernel, err));
     if (g->n_heads % g->n_key_heads) {
         return err_set(err, ERR_FORMAT,
                        "config.json: %d linear_num_value_heads cannot share %d "
@@ -105,6 +131,20 @@ static enum status read_delta_net(const struct json *j, struct model_config *c, 
     c->state.normed = true;
     c->state.norm_group = g->value_dim;
     c->state.norm_eps = c->norm_eps;
+    return OK;
+}
+
+/* Gated DeltaNet. Every full_attention_interval-th layer has attention; the others have a recurrent
+ * state. */
+static enum status read_delta_net(const struct json *j, struct model_config *c, struct err *err)
+{
+    struct state_layer *g = &c->state.layer;
+    TRY(family_size(j, "linear_num_key_heads", 4096, &g->n_key_heads, err));
+    TRY(family_size(j, "linear_num_value_heads", 4096, &g->n_heads, err));
+    TRY(family_size(j, "linear_key_head_dim", 1024, &g->key_dim, err));
+    TRY(family_size(j, "linear_value_head_dim", 1024, &g->value_dim, err));
+    TRY(family_size(j, "linear_conv_kernel_dim", 16, &g->conv_kernel, err));
+    TRY(set_delta_net(c, err));
     c->state.decays_are_negative = json_get_bool(j, "decays_are_negative", false);
     c->state.heads_are_tiled = json_get_bool(j, "state_heads_are_tiled", false);
     int64_t every = json_get_int(j, "full_attention_interval", 4);
@@ -148,6 +188,56 @@ static enum status read_qwen3_next(const struct json *j, struct model_config *c,
     TRY(read_shared_expert(j, c, err));
     c->renormalise = json_get_bool(j, "norm_topk_prob", true);
     family_sparse_steps(j, c);
+    return OK;
+}
+
+static enum status delta_size(const struct json *j, const char *key, int64_t max, int64_t usual,
+                              int32_t *out, struct err *err)
+{
+    const int64_t v = json_get_int(j, key, usual);
+    TRY(family_positive(key, v, max, err));
+    *out = (int32_t)v;
+    return OK;
+}
+
+/* True if the base of positions is null, in either form of its key: then there are no positions. */
+static bool has_no_base(const struct json *j)
+{
+    const struct json *base = json_get(rope_params(j), "rope_theta");
+    if (!base) {
+        base = json_get(j, "rope_theta");
+    }
+    return base && json_type(base) == JSON_NULL;
+}
+
+/* Delta nets with norms before both sub-layers beside OLMo's attention, which has them after. If
+ * layer_types is absent, every fourth layer has attention, and at least the last one. */
+static enum status read_olmo_hybrid(const struct json *j, struct model_config *c, struct err *err)
+{
+    struct state_layer *g = &c->state.layer;
+    TRY(delta_size(j, "linear_num_key_heads", 4096, c->n_heads, &g->n_key_heads, err));
+    TRY(delta_size(j, "linear_num_value_heads", 4096, c->n_heads, &g->n_heads, err));
+    const int64_t key_dim = (int64_t)(0.75 * c->hidden / g->n_key_heads);
+    TRY(delta_size(j, "linear_key_head_dim", 1024, key_dim, &g->key_dim, err));
+    TRY(delta_size(j, "linear_value_head_dim", 1024, 2 * (int64_t)g->key_dim, &g->value_dim, err));
+    TRY(delta_size(j, "linear_conv_kernel_dim", 16, 4, &g->conv_kernel, err));
+    TRY(set_delta_net(c, err));
+    if (c->act != ACT_SILU) {
+        return err_set(err, ERR_UNSUPPORTED, "config.json: hidden_act must be silu");
+    }
+    c->state.norm_eps = 1e-5f; // does not depend on rms_norm_eps
+    if (json_get_bool(j, "linear_allow_neg_eigval", true)) {
+        c->state.beta_scale = 2.0f;
+    }
+    c->q_bias = c->o_bias = json_get_bool(j, "attention_bias", false);
+    c->norm_place = NORM_POST;
+    c->qk_norm = QK_NORM_WIDTH;
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        const bool full = i % 4 == 3 || (c->n_layers < 4 && i == c->n_layers - 1);
+        c->layers[i].kv = full ? 0 : -1;
+        c->layers[i].state = full ? -1 : 0;
+        c->layers[i].rope = has_no_base(j) ? -1 : 0;
+    }
     return OK;
 }
 
@@ -286,6 +376,8 @@ static const struct family rows[] = {
     {"qwen3_5", &qwen3_5_names, QWEN3_5_DEFAULTS, read_qwen3_5},
     {"qwen3_5_moe_text", &qwen3_5_names, QWEN3_5_MOE_DEFAULTS, read_qwen3_5_moe},
     {"qwen3_5_moe", &qwen3_5_names, QWEN3_5_MOE_DEFAULTS, read_qwen3_5_moe},
+    {"olmo_hybrid", &olmo_names, "{\"eos_token_id\":100257,\"max_position_embeddings\":65536}",
+     read_olmo_hybrid},
     {"kimi_linear", &kimi_linear_names,
      "{\"rms_norm_eps\":1e-5,\"max_position_embeddings\":1048576,\"first_k_dense_replace\":1,"
      "\"num_experts\":256,\"num_experts_per_tok\":8,\"moe_intermediate_size\":1024,"

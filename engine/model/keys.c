@@ -253,6 +253,7 @@ static const struct key config_keys[] = {
     SWITCH("use_double_wide_mlp"),
     {"per_layer_config", OBJECT, 0, 0},
     SWITCH("is_causal"),
+    SWITCH("linear_allow_neg_eigval"),
     SWITCH("qk_norm"),
     SWITCH("use_post_norm"),
     SWITCH("use_sandwich_norm"),

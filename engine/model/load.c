@@ -12,14 +12,29 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-static enum status layer_norm(struct loader *l, const char *base, int32_t layer, bool bias,
+/* Of alternatives between bars, the first one that the checkpoint has, or the last one. */
+static void norm_name(const struct loader *l, const char *names, int32_t layer,
+                      char out[NAME_BYTES])
+{
+    for (const char *at = names;; at += strcspn(at, "|") + 1) {
+        char base[NAME_BYTES];
+        const size_t n = strcspn(at, "|");
+        snprintf(base, sizeof base, "%.*s", (int)n, at);
+        part_layer_name(base, layer, out);
+        if (!at[n] || part_exists(l, out)) {
+            return;
+        }
+    }
+}
+
+static enum status layer_norm(struct loader *l, const char *names, int32_t layer, bool bias,
                               const struct weight **weight, const struct weight **bias_out)
 {
-    if (!base) {
+    if (!names) {
         return OK;
     }
     char name[NAME_BYTES];
-    part_layer_name(base, layer, name);
+    norm_name(l, names, layer, name);
     TRY(part_norm(l, name, weight));
     if (bias) {
         return part_vector(l, name, ".bias", l->c->hidden, bias_out);
@@ -70,10 +85,10 @@ static enum status load_layer_scale(struct loader *l, int32_t layer, struct laye
 }
 
 /* Some files contain norms of MLPs that are not computed. */
-static enum status load_ffn_post_norm(struct loader *l, int32_t layer, struct layer_weights *w)
+static enum status load_ffn_post_norm(struct loader *l, const char *base, int32_t layer,
+                                      struct layer_weights *w)
 {
     const struct model_config *c = l->c;
-    const char *base = c->names->ffn_post_norm;
     char name[NAME_BYTES];
     if (base && c->mlp_without_post_norm && !c->layers[layer].moe) {
         part_layer_name(base, layer, name);
@@ -83,11 +98,23 @@ static enum status load_ffn_post_norm(struct loader *l, int32_t layer, struct la
     return layer_norm(l, base, layer, false, &w->ffn_post_norm, NULL);
 }
 
+/* The names of a layer's norms. */
+static struct tensor_names norms_of(const struct model_config *c, int32_t layer)
+{
+    struct tensor_names names = *c->names;
+    if (c->layers[layer].state >= 0 && names.state->attn_norm) {
+        names.attn_norm = names.state->attn_norm;
+        names.ffn_norm = names.state->ffn_norm;
+        names.attn_post_norm = names.ffn_post_norm = NULL;
+    }
+    return names;
+}
+
 /* Each loader skips weights that the layer does not have. */
 static enum status load_layer(struct loader *l, int32_t layer, struct layer_weights *w)
 {
     const struct model_config *c = l->c;
-    const struct tensor_names *names = c->names;
+    const struct tensor_names norms = norms_of(c, layer), *names = &norms;
     const struct layer_config *lc = &c->layers[layer];
     if (lc->kv >= 0 || lc->state >= 0) {
         TRY(layer_norm(l, names->attn_norm, layer, c->norm_bias, &w->attn_norm,
@@ -97,7 +124,7 @@ static enum status load_layer(struct loader *l, int32_t layer, struct layer_weig
     if (!c->parallel_residual && !lc->no_ffn) {
         TRY(layer_norm(l, names->ffn_norm, layer, c->norm_bias, &w->ffn_norm, &w->ffn_norm_bias));
     }
-    TRY(load_ffn_post_norm(l, layer, w));
+    TRY(load_ffn_post_norm(l, names->ffn_post_norm, layer, w));
     TRY(load_attention(l, layer, w));
     TRY(load_recurrent(l, layer, w));
     TRY(load_layer_input(l, layer, w));

@@ -162,10 +162,16 @@ static void separate_pieces(struct loader *l, int32_t layer, struct pieces *p)
     const struct state_names *names = l->c->names->state;
     int64_t keys = (int64_t)all->n_key_heads * all->key_dim;
     int64_t values = (int64_t)all->n_heads * all->value_dim, total = 2 * keys + values;
-    const char *qkv = name_of(p, names->qkv, layer);
-    add_key_heads(l, p, qkv, total, 0);
-    add_key_heads(l, p, qkv, total, keys);
-    add_heads(l, p, qkv, total, 2 * keys, all->value_dim);
+    if (names->qkv) {
+        const char *qkv = name_of(p, names->qkv, layer);
+        add_key_heads(l, p, qkv, total, 0);
+        add_key_heads(l, p, qkv, total, keys);
+        add_heads(l, p, qkv, total, 2 * keys, all->value_dim);
+    } else {
+        add_key_heads(l, p, name_of(p, names->q, layer), keys, 0);
+        add_key_heads(l, p, name_of(p, names->k, layer), keys, 0);
+        add_heads(l, p, name_of(p, names->v, layer), values, 0, all->value_dim);
+    }
     add_heads(l, p, name_of(p, names->z, layer), values, 0, all->value_dim);
     if (names->ba) {
         add_grouped_strengths(l, layer, p);
@@ -261,7 +267,7 @@ static enum status load_in(struct loader *l, int32_t layer, struct state_weights
         mamba_pieces(l, layer, &p);
     } else if (names->qkvz && !is_split(l, layer)) {
         grouped_pieces(l, layer, &p);
-    } else if (names->qkv) {
+    } else if (names->z) {
         separate_pieces(l, layer, &p);
     } else {
         projected_pieces(l, layer, &p);

@@ -12,6 +12,7 @@ struct state_config {
     bool conv_bias, conv_silu, in_bias, out_bias;
     float q_scale, k_scale, v_scale;   // factors of the convolution's input channels; 0: none
     float decay_scale, gate_scale;     // factors of the inputs of decays and gates; 0: none
+    float beta_scale;                  // of a delta's strengths; 0: none
     float decay_bound, dt_min, dt_max; // see struct recurrence_args
     int32_t low_rank;        // rank of the products that compute decays and gates; 0: full rank
     enum gate_act gate;      // activation of the output gates
@@ -30,13 +31,16 @@ struct state_config {
  *   in (STATE_DECAY)   z, values, keys, queries, strengths
  *   in (STATE_CONV)    gate before, gate after, values
  *   qkvz, ba           by key head: q, k, its v, its z; its b, its a
- *   qkv, z, b, a       each in order; or with ba instead of b and a
+ *   qkv, z, b, a       each in order; or with q, k, v instead of qkv, or ba instead of b and a
  *   q, k, v, b         each in order, with f and g, or f_a, f_b, g_a, g_b of low_rank */
 struct state_names {
     const char *in, *qkvz, *ba, *qkv, *q, *k, *v, *z, *b, *a;
     const char *f, *g, *f_a, *f_b, *g_a, *g_b;
     const char *conv, *conv_q, *conv_k, *conv_v; // one convolution, or three
     const char *a_log, *dt_bias, *skip, *norm, *out;
+    /* The norms before both halves of these layers, if the model's other layers have norms only
+     * after them; NULL: all layers have the same. */
+    const char *attn_norm, *ffn_norm;
     bool a_log_is_deep; // [1, 1, heads, 1]
 };
 

@@ -94,6 +94,7 @@ enum status recurrent_forward(struct model *m, int32_t layer, struct tensor in, 
                                 .n_rows = n_rows,
                                 .layer = m->config->layers[layer].state,
                                 .decay_scale = scale_or_one(c->decay_scale),
+                                .beta_scale = scale_or_one(c->beta_scale),
                                 .decay_bound = c->decay_bound,
                                 .dt_min = c->dt_min,
                                 .dt_max = c->dt_max};

@@ -309,7 +309,27 @@ def lfm3(rng):
     return c
 
 
+def olmo_hybrid(rng):
+    c = several(rng)
+    c["hidden_size"] = 16 * c["num_attention_heads"]
+    del c["head_dim"]
+    c.update(
+        attention_bias=rng.random() < 0.3,
+        linear_conv_kernel_dim=rng.choice([2, 4]),
+        linear_allow_neg_eigval=rng.random() < 0.7,
+    )
+    if rng.random() < 0.7:
+        n = rng.choice([1, 2, 3])
+        c.update(linear_num_key_heads=n, linear_num_value_heads=n * rng.choice([1, 2]))
+        c.update(linear_key_head_dim=rng.choice([8, 12]), linear_value_head_dim=rng.choice([8, 24]))
+    c["layer_types"] = kinds(rng, c["num_hidden_layers"])
+    no_positions = {"rope_type": "default", "rope_theta": None}
+    c["rope_parameters"] = rng.choice([no_positions, rope(rng, 16, ("default", "linear"))])
+    return c
+
+
 FAMILIES = {
+    "olmo_hybrid": olmo_hybrid,
     "lfm3": lfm3,
     "qwen3_next": qwen3_next,
     "qwen3_5_text": qwen3_5,

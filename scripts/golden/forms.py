@@ -214,9 +214,33 @@ def step3p5(rng, folder, values):
     write_config(folder, config)
 
 
+def olmo_hybrid(rng, folder, values):
+    """The convolutions of queries, keys and values have the sizes of their heads, while the class saves equal parts; and norms
+    of attention layers have other names."""
+    config = read_config(folder)
+    keys = config["linear_num_key_heads"] * config["linear_key_head_dim"]
+    sizes = [keys, keys, config["linear_num_value_heads"] * config["linear_value_head_dim"]]
+    full = [i for i, kind in enumerate(config["layer_types"]) if kind == "full_attention"]
+
+    def change(tensors):
+        made = dict(tensors)
+        for i in range(config["num_hidden_layers"]):
+            names = [f"model.layers.{i}.linear_attn.{which}_conv1d.weight" for which in "qkv"]
+            if names[0] in made:
+                made.update(zip(names, torch.cat([made[n] for n in names]).split(sizes)))
+            norm = f"model.layers.{i}.feedforward_layer_norm.weight"
+            if i in full and renamed:
+                made[norm.replace("feedforward_layer_norm", "post_attention_layernorm")] = made.pop(norm)
+        return made
+
+    renamed = rng.random() < 0.5
+    change_tensors(folder, change)
+
+
 RELEASED = {
     "step3p5": step3p5,
     "axk1": axk1,
+    "olmo_hybrid": olmo_hybrid,
     "bailing_hybrid": bailing_hybrid,
     "deepseek_v32": deepseek_v32,
     "glm_moe_dsa": glm_moe_dsa,

@@ -16,7 +16,7 @@ struct layer {
     struct state_layer g;
     enum dtype dtype;
     int32_t block, max_ahead, decays;
-    float bound, scale;
+    float bound, scale, beta_scale;
     float *raw, *decay, *beta; // [MOST + SPARE] rows
     float *kernel, *bias, *a_log, *dt_bias, *skip;
     struct weight *w_kernel, *w_bias, *w_a_log, *w_dt_bias, *w_skip;
@@ -50,6 +50,7 @@ static void open_layer(struct layer *l, const char *backend)
     l->decays = g->n_heads * (g->per_channel ? g->key_dim : 1);
     l->bound = g->kind == STATE_DELTA && op_int(0, 1) ? -2.0f : 0.0f;
     l->scale = 0.7f;
+    l->beta_scale = g->n_heads % 2 ? 1.0f : 1.7f;
     const struct state_set_desc d = {1, g, l->dtype, l->block, l->max_ahead};
     CHECK_EQ(l->rig.ops->state_open(l->rig.be, 0, &d, SNAPSHOTS, &err), OK);
     size_t rows = MOST + SPARE;
@@ -141,6 +142,7 @@ static float *run(struct layer *l)
                                 .skip = l->w_skip,
                                 .n_rows = n,
                                 .decay_scale = l->scale,
+                                .beta_scale = l->beta_scale,
                                 .decay_bound = l->bound};
     op_begin(&l->rig, &l->pass);
     CHECK_EQ(l->rig.ops->short_conv(l->rig.be, &conv), OK);
@@ -224,7 +226,7 @@ static void step_ref(const struct layer *l, int32_t t, int32_t h, double *s, dou
             s[d * dv + i] *= by;
         }
     }
-    double beta = 1.0 / (1.0 + exp(-(double)l->beta[(size_t)t * g->n_heads + h]));
+    double beta = (double)l->beta_scale / (1.0 + exp(-(double)l->beta[(size_t)t * g->n_heads + h]));
     for (int32_t i = 0; i < dv; i++) {
         known[i] = 0.0;
         for (int32_t d = 0; d < dk; d++) {

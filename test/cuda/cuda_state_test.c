@@ -160,6 +160,7 @@ static void run_ops(struct scene *s, int b)
                                 .skip = c->skip ? s->skip.w[b] : NULL,
                                 .n_rows = n,
                                 .decay_scale = 0.7f,
+                                .beta_scale = c->bias ? 1.6f : 1.0f,
                                 .decay_bound = c->bound,
                                 .dt_min = 0.001f,
                                 .dt_max = c->skip ? 4.0f : 0.0f};

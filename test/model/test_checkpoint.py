@@ -417,6 +417,7 @@ ENDS = {  # end-of-text ids of transformers' classes, for configs without any
     "stablelm": [0], "glm": [151329, 151336, 151338], "glm4": [151329, 151336, 151338], "qwen2": [], "qwen3": [],
     "apertus": [2], "arcee": [128001], "nemotron": [3], "jais2": [150024], "cohere": [], "olmo": [50279], "helium": [2],
     "cwm": [128001, 128008, 128009], "granite_swa": [100257], "youtu": [128001],
+    "lfm3": [124900], "olmo_hybrid": [100257],
 }
 
 
@@ -433,7 +434,7 @@ def ends(folder, ids):
 @pytest.mark.parametrize("family", ENDS)
 def test_without_an_eos_id_the_classs_default_holds(family, tmp_path):
     must = USUAL[family][0] if family in USUAL else {}
-    config = {"model_type": family, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 8, "vocab_size": 151552,
+    config = {"model_type": family, "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 8, "vocab_size": 151552,
               "intermediate_size": 16, "num_key_value_heads": 8, "head_dim": 8, **must}
     ids = sorted({7, *sum(ENDS.values(), [])})
     (tmp_path / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not None or k != "num_attention_heads"}))
@@ -570,6 +571,14 @@ USUAL = {  # required keys, and transformers' defaults for the optional ones
     "minicpm3": ({}, {"rms_norm_eps": 1e-5, "kv_lora_rank": 256, "q_lora_rank": 768, "qk_rope_head_dim": 32,
                       "qk_nope_head_dim": 64, "v_head_dim": 8, "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256,
                       "tie_word_embeddings": True}),
+    "lfm3": ({}, {"num_key_value_heads": 4, "head_dim": 128, "conv_L_cache": 7, "norm_eps": 1e-5, "sliding_window": 256,
+                  "use_sandwich_norm": True, "use_attention_gate": True, "layer_types": [
+                      "conv", "conv", "full_attention", "conv", "sliding_attention", "conv", "full_attention"],
+                  "rope_parameters": {"sliding_attention": {"rope_type": "default", "rope_theta": 1e4}, "full_attention": {
+                      "rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.5}}}),
+    "olmo_hybrid": ({}, {"linear_num_key_heads": 8, "linear_num_value_heads": 8, "linear_key_head_dim": 6,
+                         "linear_value_head_dim": 12, "linear_conv_kernel_dim": 4, "linear_allow_neg_eigval": True,
+                         "layer_types": [*["linear_attention"] * 3, "full_attention", *["linear_attention"] * 3]}),
     "arcee": ({}, {"hidden_act": "relu2", "rms_norm_eps": 1e-5, "max_position_embeddings": 4096}),
     "nemotron": ({}, {"hidden_act": "relu2", "norm_eps": 1e-5, "partial_rotary_factor": 0.5}),
     "jais2": ({}, {"hidden_act": "relu2", "layer_norm_eps": 1e-5, "attention_bias": True, "mlp_bias": True}),

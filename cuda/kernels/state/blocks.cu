@@ -221,7 +221,8 @@ __device__ static void sum_decays(const struct blocks_params &p, const struct bl
         if (t >= b.at && t < b.end) {
             const float x = decay_input(p.law, decay[i], dt_bias);
             own[i] = log_decay(p.law, rate, x);
-            strength[t] = delta ? 1.0f / (1.0f + expf(-to_float(beta[i]))) : dt_of(p.law, x);
+            strength[t] =
+                delta ? p.law.beta_scale / (1.0f + expf(-to_float(beta[i]))) : dt_of(p.law, x);
         }
     }
     sum = own[0] + own[1];

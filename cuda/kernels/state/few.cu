@@ -425,7 +425,9 @@ run_group(const struct rows_params &p, const struct few_work &w, struct past<T> 
     decay_sums(room, b, sum, x);
     __syncthreads();
     add_values(m, room, x);
-    const float strength[PAIR] = {sigmoid(to_float(in.beta[0])), sigmoid(to_float(in.beta[1]))};
+    const float scale = p.law.beta_scale;
+    const float strength[PAIR] = {scale * sigmoid(to_float(in.beta[0])),
+                                  scale * sigmoid(to_float(in.beta[1]))};
     uint32_t kept[PAIR];
     make_values(room, b, value, strength, x, kept);
     put_squares(room, x);

@@ -283,8 +283,8 @@ __device__ static void finish_row(const struct rows_params &p, const struct room
             y += m.part[THREADS + part * width + v];
         }
         const bool delta = s.geometry.kind == STATE_DELTA;
-        const float u =
-            delta ? (m.v[v] - known) / (1.0f + expf(-l.beta)) : m.v[v] * dt_of(p.law, l.step);
+        const float u = delta ? p.law.beta_scale * (m.v[v] - known) / (1.0f + expf(-l.beta))
+                              : m.v[v] * dt_of(p.law, l.step);
         const T kept = from_float<T>(u);
         m.values[r.mine * dv + v] = kept;
         values_at<T>(s, w.seq.lane, r.slot, w.head)[v] = kept;

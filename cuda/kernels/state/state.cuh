@@ -75,9 +75,9 @@ __device__ __forceinline__ float gate_factor(int32_t act, float x, float sigmoid
     return act == GATE_SILU ? x * sigmoid : sigmoid;
 }
 
-/* How a layer computes decays from its inputs. */
+/* How a layer computes decays from its inputs; beta_scale: of a delta's strengths. */
 struct decay_law {
-    float scale, bound, dt_min, dt_max;
+    float scale, bound, dt_min, dt_max, beta_scale;
 };
 
 static inline struct decay_law decay_law_of(const struct recurrence_args *a)
@@ -87,6 +87,7 @@ static inline struct decay_law decay_law_of(const struct recurrence_args *a)
     law.bound = a->decay_bound;
     law.dt_min = a->dt_min;
     law.dt_max = a->dt_max;
+    law.beta_scale = a->beta_scale;
     return law;
 }
 
