@@ -148,7 +148,8 @@ size_t model_setup_bytes(const struct model *m, int32_t max_rows, int32_t max_ou
 enum status model_setup(struct model *m, int32_t max_rows, int32_t max_out, struct tensor logits,
                         struct tensor logits_local)
 {
-    const bool x_is_read = m->config->norm_place == NORM_POST || m->config->layer_input > 0;
+    const bool x_is_read =
+        m->config->norm_place == NORM_POST || m->config->layer_input > 0 || m->config->embed_normed;
     ASSERT(m->act == m->residual || !x_is_read);
     ASSERT(m->max_hidden <= MAX_HIDDEN_LAYERS);
     struct buffer_plan p[MAX_BUFFERS];

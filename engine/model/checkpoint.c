@@ -554,30 +554,19 @@ const struct checkpoint_tensor *checkpoint_find(const struct checkpoint *ck, con
 /* The encoders of other modalities are not loaded, so their tensors are not reported as unused. */
 bool checkpoint_is_tower(const char *name)
 {
-    static const char *const towers[] = {"visual",
-                                         "vision_tower",
-                                         "vision_model",
-                                         "vision_embedder",
-                                         "vision_encoder",
-                                         "audio_tower",
-                                         "audio_model",
-                                         "audio_encoder",
-                                         "embed_vision",
-                                         "embed_audio",
-                                         "multi_modal_projector",
-                                         "mm_projector",
-                                         "vit_large_projector",
-                                         "vision_projection",
-                                         "image_newline",
-                                         "connector",
-                                         "mlp1",
-                                         "talker",
-                                         "code2wav",
-                                         "token2wav"};
+    static const char *const towers[] = {"visual",        "vision_",
+                                         "audio_",        "embed_vision",
+                                         "embed_audio",   "multi_modal_projector",
+                                         "mm_projector",  "vit_large_projector",
+                                         "image_newline", "connector",
+                                         "mlp1",          "talker",
+                                         "code2wav",      "token2wav"};
     for (const char *at = name; *at; at += strcspn(at, "."), at += *at == '.') {
         const size_t n = strcspn(at, ".");
         for (size_t i = 0; i < sizeof towers / sizeof towers[0]; i++) {
-            if (strlen(towers[i]) == n && strncmp(at, towers[i], n) == 0) {
+            const size_t m = strlen(towers[i]);
+            const bool begins = m <= n && strncmp(at, towers[i], m) == 0;
+            if (begins && (m == n || towers[i][m - 1] == '_')) {
                 return true;
             }
         }

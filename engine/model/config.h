@@ -112,6 +112,8 @@ struct model_config {
     bool norm_bias, parallel_residual;
     bool mlp_without_post_norm; // only layers with experts have ffn_post_norm
     bool bare_norms;            // norms have no weights, except those of heads
+    bool layer_norms_less_one;  // the layers' norms are stored minus one, unlike the final one
+    float post_norm_eps;        // of norms after sub-layers; 0: norm_eps
     float norm_eps, norm_offset;
 
     bool q_bias, o_bias, mlp_bias, router_bias, sinks;
@@ -130,6 +132,7 @@ struct model_config {
     float attn_out_scale, state_out_scale;
     float ffn_gate_scale;     // multiplies an MLP's gates before the activation; 0: none
     bool embed_scale_rounded; // embed_scale is rounded to the dtype that the model runs in
+    bool embed_normed;        // embeddings are RMS-normed, without weights
 
     enum activation act;
     struct act_shape act_shape;
@@ -142,6 +145,7 @@ struct model_config {
     // of the ropes; they take precedence over those in the config; 0: the family does not set them
     double rope_theta[2], rope_share[2];
     float partial_rotary; // rotated share of each head; a value in the config takes precedence
+    bool rope_backwards;  // angles are negative
     struct rope_config rope[2]; // 0: global, 1: for sliding layers, or for indexers
 
     /* Mixture of experts; n_experts 0: none. */

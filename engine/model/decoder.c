@@ -370,6 +370,26 @@ static enum status make_inputs(struct flow *f)
     return f->ops->norm(f->be, &join);
 }
 
+/* The embeddings of the rows, in x. */
+static enum status embed_rows(struct flow *f)
+{
+    struct model *m = f->m;
+    const struct embed_args embed = {
+        .table = m->embed, .x = m->x, .n_rows = f->n_rows, .scale = m->embed_scale};
+    TRY(f->ops->embed(f->be, &embed));
+    if (!m->config->embed_normed) {
+        return OK;
+    }
+    const struct norm_args norm = {.x = m->x,
+                                   .delta = no_tensor,
+                                   .out = m->x,
+                                   .n_rows = f->n_rows,
+                                   .width = m->config->hidden,
+                                   .kind = NORM_RMS,
+                                   .eps = m->config->norm_eps};
+    return f->ops->norm(f->be, &norm);
+}
+
 /* One pass. The flow holds what is pending between sub-layers, so that a norm, an addition and a
  * reduction can be one op. */
 enum status model_forward(struct model *m, const struct pass_shape *shape,
@@ -393,9 +413,7 @@ enum status model_forward(struct model *m, const struct pass_shape *shape,
         return ERR_INVALID;
     }
     wants_hidden(&f, c->n_layers - 1, &f.out_x);
-    struct embed_args embed = {
-        .table = m->embed, .x = m->x, .n_rows = f.n_rows, .scale = m->embed_scale};
-    TRY(f.ops->embed(f.be, &embed));
+    TRY(embed_rows(&f));
     TRY(make_inputs(&f));
     if (c->head.kind != HEAD_NONE) {
         TRY(head_enter(m, f.n_rows, &f.first_input));

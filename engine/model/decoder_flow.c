@@ -126,7 +126,10 @@ enum status flow_finish_delta(struct flow *f, const struct reduce_args *reduce,
     if (!post_norm) {
         return OK;
     }
-    const struct norm_args own = flow_own_norm_args(f, m->delta, post_norm, m->delta);
+    struct norm_args own = flow_own_norm_args(f, m->delta, post_norm, m->delta);
+    if (m->config->post_norm_eps > 0.0f) {
+        own.eps = m->config->post_norm_eps;
+    }
     flow_norm_before(f, &own);
     return OK;
 }

@@ -26,6 +26,9 @@ static const struct tensor_names vaultgemma_names = {QKV_NAMES,
 
 static const struct tensor_names gemma3_names = {GEMMA_BASE, QKV_NAMES, FFN_NAMES, QK_NORM_NAMES};
 
+static const struct tensor_names glimmer_names = {GEMMA_BASE, QKV_NAMES, FFN_NAMES,
+                                                  .attn_gate = "self_attn.gate_proj"};
+
 static const struct tensor_names gemma4_names = {GEMMA_BASE,
                                                  QKV_NAMES,
                                                  FFN_NAMES,
@@ -105,6 +108,29 @@ static enum status read_vaultgemma(const struct json *j, struct model_config *c,
 {
     TRY(read_gemma2(j, c, err));
     c->norm_place = NORM_PRE;
+    return OK;
+}
+
+/* Muse Glimmer: normed embeddings, gates of the heads' outputs, and heads normed without weights.
+ * Every fourth layer, counted from the last one, has neither window nor positions. */
+static enum status read_glimmer(const struct json *j, struct model_config *c, struct err *err)
+{
+    TRY(family_must_be(j, "attention_bias", false, err));
+    c->norm_place = NORM_SANDWICH;
+    c->layer_norms_less_one = c->embed_normed = true;
+    c->post_norm_eps = (float)json_get_number(j, "post_norm_eps", 1e-8);
+    c->attn_gate = ATTN_GATE_WIDE;
+    c->qk_norm = QK_NORM_HEAD;
+    c->attn_scale *= (float)json_get_number(j, "qk_scale_factor", 3.87);
+    c->logit_scale = (float)json_get_number(j, "output_multiplier", 0.19611613513818404);
+    c->final_softcap = (float)json_get_number(j, "final_logit_softcapping", 20.0);
+    family_window_on_all(j, c);
+    for (int32_t i = c->n_layers - 1; i >= 0; i -= 4) {
+        c->layers[i].window = 0;
+        c->layers[i].rope = json_count(json_get(j, "layer_rope_theta")) > 0 ? 0 : -1;
+    }
+    TRY(family_layer_bases(j, c, err));
+    c->rope_theta = 0.0; // the list only tells which layers have positions
     return OK;
 }
 
@@ -286,6 +312,10 @@ static const struct family rows[] = {
      "\"attn_logit_softcapping\":50,\"final_logit_softcapping\":30,\"sliding_window\":"
      "4096," GEMMA_DEFAULTS "}",
      read_gemma2},
+    {"muse_glimmer_text", &glimmer_names,
+     "{\"eos_token_id\":200001,\"num_key_value_heads\":2,\"head_dim\":128,\"rms_norm_eps\":1e-5,"
+     "\"hidden_activation\":\"silu\",\"max_position_embeddings\":131072,\"sliding_window\":2048}",
+     read_glimmer},
     {"vaultgemma", &vaultgemma_names,
      "{\"eos_token_id\":1,"
      "\"num_key_value_heads\":4,\"max_position_embeddings\":8192,\"query_pre_attn_scalar\":256,"

@@ -3,6 +3,8 @@
 #include "engine/base/json.h"
 #include "engine/model/family_parts.h"
 
+#include <string.h>
+
 static const struct tensor_names plain_names = {BASE_NAMES, QKV_NAMES, .up = "mlp.up_proj",
                                                 .down = "mlp.down_proj"};
 
@@ -17,6 +19,9 @@ static const struct tensor_names apertus_names = {QKV_NAMES,
                                                   .up = "mlp.up_proj",
                                                   .down = "mlp.down_proj",
                                                   .act = "mlp.act_fn"};
+
+static const struct tensor_names nanochat_names = {BASE_NAMES, QKV_NAMES, .up = "mlp.fc1",
+                                                   .down = "mlp.fc2"};
 
 /* Llama's biases. */
 static enum status read_arcee(const struct json *j, struct model_config *c, struct err *err)
@@ -62,6 +67,25 @@ static enum status read_jais2(const struct json *j, struct model_config *c, stru
     return OK;
 }
 
+/* No norm has weights, embeddings are normed, heads are normed after a rope that turns backwards.
+ */
+static enum status read_nanochat(const struct json *j, struct model_config *c, struct err *err)
+{
+    TRY(read_arcee(j, c, err));
+    c->mlp_bias = false;
+    c->bare_norms = c->embed_normed = c->rope_backwards = true;
+    c->qk_norm = QK_NORM_HEAD;
+    c->qk_norm_after_rope = true;
+    c->final_softcap = (float)json_get_number(j, "final_logit_softcapping", 0.0);
+    const char *type = rope_type(rope_params(j));
+    if (strcmp(type, "dynamic") == 0 || strcmp(type, "longrope") == 0) {
+        return err_set(err, ERR_UNSUPPORTED,
+                       "config.json: a RoPE scaling of type '%s' is not supported in this family",
+                       type);
+    }
+    return OK;
+}
+
 static const struct family rows[] = {
     {"apertus", &apertus_names,
      "{\"eos_token_id\":2,\"hidden_act\":\"xielu\",\"max_position_embeddings\":65536,"
@@ -76,6 +100,8 @@ static const struct family rows[] = {
     {"nemotron", &plain_names,
      "{\"eos_token_id\":3,\"hidden_act\":\"relu2\",\"max_position_embeddings\":4096}",
      read_nemotron},
+    {"nanochat", &nanochat_names,
+     "{\"eos_token_id\":1,\"hidden_act\":\"relu2\",\"final_logit_softcapping\":15}", read_nanochat},
     {"jais2", &plain_names,
      "{\"eos_token_id\":150024,\"hidden_act\":\"relu2\",\"max_position_embeddings\":8192,"
      "\"attention_bias\":true,\"mlp_bias\":true}",

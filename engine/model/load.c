@@ -35,7 +35,7 @@ static enum status layer_norm(struct loader *l, const char *names, int32_t layer
     }
     char name[NAME_BYTES];
     norm_name(l, names, layer, name);
-    TRY(part_norm(l, name, weight));
+    TRY(part_norm(l, name, l->c->layer_norms_less_one, weight));
     if (bias) {
         return part_vector(l, name, ".bias", l->c->hidden, bias_out);
     }
@@ -157,7 +157,7 @@ static enum status load_ends(struct loader *l)
     struct model *m = l->m;
     TRY(part_table(l, c->names->embed, c->hidden, &m->embed));
     TRY(load_inputs(l));
-    TRY(part_norm(l, c->names->final_norm, &m->final_norm));
+    TRY(part_norm(l, c->names->final_norm, false, &m->final_norm));
     if (c->norm_bias) {
         TRY(part_vector(l, c->names->final_norm, ".bias", c->hidden, &m->final_norm_bias));
     }

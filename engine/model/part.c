@@ -5,6 +5,7 @@
 
 #include "engine/base/hash.h"
 #include "engine/base/log.h"
+#include "engine/base/mem.h"
 #include "engine/base/minmax.h"
 
 #include <math.h>
@@ -464,14 +465,29 @@ enum status part_vector(struct loader *l, const char *base, const char *suffix, 
     return part_open_vector(l, name, &p, out);
 }
 
-enum status part_norm(struct loader *l, const char *base, const struct weight **out)
+enum status part_norm(struct loader *l, const char *base, bool less_one, const struct weight **out)
 {
     const int64_t n = l->c->hidden;
-    if (!l->c->bare_norms) {
+    char name[NAME_BYTES];
+    struct weight_part p;
+    if (l->c->bare_norms) {
+        p = weight_part_plain(l->ones, DT_F32, 1, n, n);
+        return part_open_vector(l, base, &p, out);
+    }
+    if (!less_one) {
         return part_vector(l, base, ".weight", n, out);
     }
-    const struct weight_part ones = weight_part_plain(l->ones, DT_F32, 1, n, n);
-    return part_open_vector(l, base, &ones, out);
+    snprintf(name, sizeof name, "%s.weight", base);
+    TRY(part_of(l, name, &n, 1, &p));
+    part_dummy_vector(l, &p, false);
+    float *sum = xmalloc((size_t)n * sizeof *sum);
+    for (int64_t i = 0; i < n; i++) {
+        sum[i] = weight_part_get(&p, 0, i) + 1.0f;
+    }
+    p = weight_part_plain(sum, DT_F32, 1, n, n);
+    const enum status st = part_open_vector(l, base, &p, out);
+    free(sum);
+    return st;
 }
 
 enum status part_table(struct loader *l, const char *base, int64_t width, const struct weight **out)

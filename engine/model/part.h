@@ -126,8 +126,9 @@ enum status part_open_vector(struct loader *l, const char *name, const struct we
                              const struct weight **out);
 enum status part_vector(struct loader *l, const char *base, const char *suffix, int64_t n,
                         const struct weight **out);
-/* A norm over `hidden` elements; ones if the model's norms have no weights. */
-enum status part_norm(struct loader *l, const char *base, const struct weight **out);
+/* A norm over `hidden` elements; ones if the model's norms have no weights. less_one: the stored
+ * weights are those of the norm minus one. */
+enum status part_norm(struct loader *l, const char *base, bool less_one, const struct weight **out);
 /* part_linear.c: the pieces of a stack as one weight, with its bias and its adapters. */
 enum status part_linear(struct loader *l, const struct stack *s, enum dtype dtype,
                         const struct weight **out);

@@ -63,6 +63,7 @@ static const struct {
     {"llava_next", "llama"},
     {"llava_next_video", "llama"},
     {"llava_onevision", "qwen2"},
+    {"muse_glimmer", "muse_glimmer_text"},
     {"ovis2", "qwen2"},
     {"perception_lm", "llama"},
     {"qwen2_5_omni", "qwen2_5_omni_text"},

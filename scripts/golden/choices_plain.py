@@ -49,7 +49,21 @@ def jais2(rng):
     return c
 
 
+def nanochat(rng):
+    c = heads(rng)
+    c["head_dim"] = None
+    c["hidden_size"] = c["num_attention_heads"] * 16
+    c.update(
+        attention_bias=rng.random() < 0.3,
+        final_logit_softcapping=rng.choice([None, 15.0]),
+        hidden_act="relu2",
+    )
+    c["rope_parameters"] = rope(rng, 16, ("default", "linear"))
+    return c
+
+
 FAMILIES = {
+    "nanochat": nanochat,
     "apertus": apertus,
     "arcee": arcee,
     "nemotron": nemotron,

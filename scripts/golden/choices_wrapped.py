@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random configurations of language parts that transformers computes only inside their wrappers: functions of a random.Random."""
 
-from choices import heads, qwen_windows, rope
+from choices import WINDOW, heads, layer_types, qwen_windows, rope
 
 VISION = {"depth": 1, "hidden_size": 16, "num_heads": 1, "intermediate_size": 16, "out_hidden_size": 16}
 AUDIO = {"encoder_layers": 1, "encoder_attention_heads": 1, "encoder_ffn_dim": 16, "d_model": 16, "output_dim": 16}
@@ -9,11 +9,18 @@ OMNI_VISION = {**VISION, "deepstack_visual_indexes": [], "num_position_embedding
 OMNI_AUDIO = {**AUDIO, "num_mel_bins": 8, "downsample_hidden_size": 8}
 STEP_VISION = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "mlp_ratio": 1.0, "image_size": 8}
 STEP_VISION.update(patch_size=4, max_position_embeddings=4)
+GLIMMER_VISION = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 1, "intermediate_size": 16, "pos_emb_height": 2}
+GLIMMER_VISION["pos_emb_width"] = 2
 # By the model type of the language part: that of the wrapper, its class, and its other parts.
 WHOLE = {
     "glm4v_text": ("glm4v", "Glm4vForConditionalGeneration", {"vision_config": VISION}),
     "glm4v_moe_text": ("glm4v_moe", "Glm4vMoeForConditionalGeneration", {"vision_config": VISION}),
     "glm_ocr_text": ("glm_ocr", "GlmOcrForConditionalGeneration", {"vision_config": VISION}),
+    "muse_glimmer_text": (
+        "muse_glimmer",
+        "MuseGlimmerForConditionalGeneration",
+        {"vision_config": GLIMMER_VISION, "out_hidden_size": 64, "projector_hidden_size": 16},
+    ),
     "qwen2_5_omni_text": (
         "qwen2_5_omni_thinker",
         "Qwen2_5OmniThinkerForConditionalGeneration",
@@ -69,7 +76,25 @@ def qwen2_5_omni_text(rng):
     return c
 
 
+def muse_glimmer_text(rng):
+    c = heads(rng)
+    n = c["num_hidden_layers"]
+    c.update(
+        sliding_window=WINDOW,
+        final_logit_softcapping=rng.choice([20.0, 5.0]),
+        qk_scale_factor=rng.choice([3.87, 1.0]),
+        output_multiplier=rng.choice([0.196, 1.0]),
+        post_norm_eps=rng.choice([1e-8, 1e-4]),
+    )
+    if rng.random() < 0.5:
+        c["layer_types"] = layer_types(rng, n)
+        c["layer_rope_theta"] = [rng.choice([0, 10000.0]) for _ in range(n)]
+    c["rope_parameters"] = {"rope_type": "default", "rope_theta": 10000.0}
+    return c
+
+
 FAMILIES = {
+    "muse_glimmer_text": muse_glimmer_text,
     "glm4v_text": glm4v_text,
     "glm_ocr_text": glm_ocr_text,
     "qwen2_5_omni_text": qwen2_5_omni_text,
