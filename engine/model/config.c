@@ -246,14 +246,15 @@ static int32_t natural_length(const struct json *j, int32_t max_pos)
     return MAX_POSITIONS;
 }
 
-/* A wrapper's own key takes precedence over that of its text part, and the family has the default.
- * A separate head is required only if the file says so, because some published folders have neither
- * the key nor the head. */
-static void read_tied(const struct json *root, struct model_config *c)
+/* A wrapper's own key takes precedence over that of most text parts, and the family has the
+ * default. A separate head is required only if the file says so, because some published folders
+ * have neither the key nor the head. */
+static void read_tied(const struct json *root, const struct json *j, struct model_config *c)
 {
     static const char key[] = "tie_word_embeddings";
-    c->tied = json_get_bool(root, key, c->tied);
-    c->untied = !json_get_bool(root, key, true);
+    const bool inner = wrapper_heeds_inner_tie(root) && json_get_bool(j, key, false);
+    c->tied = inner || json_get_bool(root, key, c->tied);
+    c->untied = !inner && !json_get_bool(root, key, true);
 }
 
 /* Adds one id or a list of ids. Repeated ids, and ids outside the vocabulary, are dropped. */
@@ -448,7 +449,7 @@ static enum status read_config(struct json *root, struct model_config *c, struct
         return err_set(err, ERR_UNSUPPORTED,
                        "config.json: no layer has attention, which is not supported");
     }
-    read_tied(root, c);
+    read_tied(root, j, c);
     TRY(ropes_read(j, c, err));
     c->max_pos = natural_length(j, c->max_pos);
     read_eos(eos, wrapper_eos, j, c);

@@ -40,9 +40,7 @@ static enum status read_apertus(const struct json *j, struct model_config *c, st
     TRY(family_must_be(j, "post_norm", false, err));
     TRY(read_arcee(j, c, err));
     c->qk_norm = QK_NORM_HEAD;
-    if (c->act == ACT_XIELU) {
-        c->mlp_bias = false; // transformers' class has none, whatever the config says
-    }
+    c->mlp_bias = false; // whatever the config says
     return OK;
 }
 

@@ -84,6 +84,21 @@ const char *wrapper_family(const char *model_type)
     return NULL;
 }
 
+/* Their classes wrote the key only into the text config at first. */
+bool wrapper_heeds_inner_tie(const struct json *root)
+{
+    static const char *const types[] = {
+        "fast_vlm",        "glm4v",      "glm_ocr",  "llava",        "llava_next_video",
+        "llava_onevision", "qwen2_5_vl", "qwen2_vl", "video_llama_3"};
+    const char *type = json_get_string(root, "model_type");
+    for (size_t i = 0; type && i < sizeof types / sizeof types[0]; i++) {
+        if (strcmp(types[i], type) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
 /* LLaVA's and Idefics' text configs leave out the sizes that are those of the class. */
 static const struct {
     const char *family, *sizes;

@@ -13,6 +13,8 @@ struct json *wrapper_text(struct json *root);
 /* The model_type of the language part of a wrapper whose text config does not name one that is a
  * family; NULL: not known. */
 const char *wrapper_family(const char *model_type);
+/* True if the head is tied whenever the text config says so, whatever the wrapper's own key. */
+bool wrapper_heeds_inner_tie(const struct json *root);
 /* Adds the sizes that wrappers' classes assume in a text config of this family, and refuses
  * wrappers whose language part is not a causal model. */
 enum status wrapper_complete(const struct json *root, const char *family, struct json *text,

@@ -426,6 +426,11 @@ def test_a_wrapper_says_whether_the_head_is_tied(inside, tmp_path):
         c.config["tie_word_embeddings"] = inside
         wrap(c, tie_word_embeddings=said)
     assert tokens(tied.folder) == tokens(TIED)
+    tied.config["model_type"] = "llava_onevision"  # its class wrote the key only into the text part at first
+    tied.config["tie_word_embeddings"] = False
+    tied.config["text_config"]["tie_word_embeddings"] = True
+    tied.write_config()
+    assert tokens(tied.folder) == tokens(TIED)
     done = run(untied.folder)
     assert done.returncode == 1 and HEAD in done.stderr
 
