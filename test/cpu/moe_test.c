@@ -198,19 +198,24 @@ static void try_ffn(const char *backend, const struct ffn *f)
     op_close(&rig);
 }
 
+/* Shapes of activations. */
+#define NONE {.limit = 0.0f}
+#define CLAMPED {.limit = 7.0f, .alpha = 1.702f}
+#define STEEP {.limit = 0.8f, .alpha = 3.0f}
+
 /* The order matters for the bits, which must not depend on the router's order. */
 OP_TEST(experts_sum_in_order_of_their_ids)
 {
     static const struct ffn cases[] = {
-        {1, 4, 2, 32, 24, 1, DT_F32, ACT_SILU, false, false, {0.0f, 0.0f}, false},
-        {37, 8, 3, 40, 32, 4, DT_F32, ACT_GPT_OSS, true, false, {7.0f, 1.702f}, false},
-        {9, 5, 5, 64, 48, 2, DT_BF16, ACT_SILU, false, true, {0.0f, 0.0f}, false},
-        {70, 16, 4, 50, 40, 8, DT_BF16, ACT_GPT_OSS, true, false, {7.0f, 1.702f}, false},
-        {19, 8, 3, 40, 32, 4, DT_F32, ACT_GPT_OSS, true, false, {0.8f, 3.0f}, false},
+        {1, 4, 2, 32, 24, 1, DT_F32, ACT_SILU, false, false, NONE, false},
+        {37, 8, 3, 40, 32, 4, DT_F32, ACT_GPT_OSS, true, false, CLAMPED, false},
+        {9, 5, 5, 64, 48, 2, DT_BF16, ACT_SILU, false, true, NONE, false},
+        {70, 16, 4, 50, 40, 8, DT_BF16, ACT_GPT_OSS, true, false, CLAMPED, false},
+        {19, 8, 3, 40, 32, 4, DT_F32, ACT_GPT_OSS, true, false, STEEP, false},
         /* More than a chunk. */
-        {1100, 4, 2, 16, 16, 1, DT_F32, ACT_SILU, false, false, {0.0f, 0.0f}, false},
-        {37, 8, 3, 40, 32, 4, DT_F32, ACT_SILU, false, false, {0.0f, 0.0f}, true},
-        {9, 5, 1, 64, 48, 2, DT_BF16, ACT_SILU, false, true, {0.0f, 0.0f}, true},
+        {1100, 4, 2, 16, 16, 1, DT_F32, ACT_SILU, false, false, NONE, false},
+        {37, 8, 3, 40, 32, 4, DT_F32, ACT_SILU, false, false, NONE, true},
+        {9, 5, 1, 64, 48, 2, DT_BF16, ACT_SILU, false, true, NONE, true},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         try_ffn(backend, &cases[i]);
