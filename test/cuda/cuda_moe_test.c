@@ -131,7 +131,8 @@ static void moe_case(enum dtype dtype, const struct moe_case *c, bool partial)
 {
     moe_case_of(dtype, c, partial, ACT_SHAPE_PUBLISHED, false, false);
     if (c->kind == ACT_GPT_OSS) {
-        const struct act_shape clamps = {0.8f, 3.0f}; // values outside are clamped
+        const struct act_shape clamps = {.limit = 0.8f,
+                                         .alpha = 3.0f}; // values outside are clamped
         moe_case_of(dtype, c, partial, clamps, false, false);
     }
     if (!c->bias && !partial) {
