@@ -171,7 +171,8 @@ static const struct name_form forms[] = {
     {"model.text_model.", ""}, // Idefics, SmolVLM
     {"thinker.model.", "thinker."},
     {"thinker.model.language_model.", "thinker."},
-    {"backbone.", ""}, // Nemotron
+    {"backbone.", ""}, // Nemotron-H
+    {"language_model.backbone.", "language_model."},
     {"", ""},
 };
 

@@ -351,13 +351,15 @@ TOWERS = ["vision_model.layers.0.weight", "mlp1.0.weight", "model.connector.proj
     ("qwen2", lambda text: {"model_type": "internvl", "text_config": without_type(text)}, "model.language_model.", ""),
     ("qwen2", lambda text: {"model_type": "qwen2_5_omni", "thinker_config": {
         "model_type": "qwen2_5_omni_thinker", "text_config": {**text, "model_type": "qwen2_5_omni_text"}}}, "thinker.model.", "thinker."),
+    ("nemotron-nano-2", lambda text: {"model_type": "NemotronH_Nano_VL_V2", "llm_config": text}, "language_model.backbone.", "language_model."),
     ("qwen2", lambda text: {"model_type": "qwen2_5_omni_thinker", "text_config": without_type(text)}, "model.", "")])
 def test_wrappers_have_the_language_part_in_several_places(source, around, prefix, top, tmp_path):
     """Tensors of the other parts are passed over in one line."""
-    source = os.path.join(golden.GOLDEN, source)
+    source = os.path.join(FAMILIES if source.startswith("nemotron") else golden.GOLDEN, source)
     c = Checkpoint(tmp_path / "model", source)
     c.config = around(c.config)
-    c.header = {prefix + name[6:] if name.startswith("model.") else top + name: t for name, t in c.header.items() if name != "__metadata__"}
+    del c.header["__metadata__"]
+    c.header = {top + name if name.startswith("lm_head") else prefix + name.split(".", 1)[1]: t for name, t in c.header.items()}
     for name in TOWERS:
         put(c, name, [2], [0x3F80, 0x3F80])
     c.write()
