@@ -554,13 +554,23 @@ const struct checkpoint_tensor *checkpoint_find(const struct checkpoint *ck, con
 /* The encoders of other modalities are not loaded, so their tensors are not reported as unused. */
 bool checkpoint_is_tower(const char *name)
 {
-    static const char *const towers[] = {"visual",        "vision_",
-                                         "audio_",        "embed_vision",
-                                         "embed_audio",   "multi_modal_projector",
-                                         "mm_projector",  "vit_large_projector",
-                                         "image_newline", "connector",
-                                         "mlp1",          "talker",
-                                         "code2wav",      "token2wav"};
+    static const char *const towers[] = {"visual",
+                                         "visual_",
+                                         "vision_",
+                                         "audio_",
+                                         "embed_vision",
+                                         "embed_audio",
+                                         "multi_modal_projector",
+                                         "mm_projector",
+                                         "vit_large_projector",
+                                         "projector",
+                                         "encoder",
+                                         "connector",
+                                         "image_newline",
+                                         "mlp1",
+                                         "talker",
+                                         "code2wav",
+                                         "token2wav"};
     for (const char *at = name; *at; at += strcspn(at, "."), at += *at == '.') {
         const size_t n = strcspn(at, ".");
         for (size_t i = 0; i < sizeof towers / sizeof towers[0]; i++) {

@@ -341,7 +341,8 @@ def test_qwen_vl_has_the_language_part_of_the_text_model(family, source, rope, p
             assert scores(c.folder) == expected
 
 
-TOWERS = ["vision_model.layers.0.weight", "mlp1.0.weight", "model.connector.proj.weight", "talker.codec_head.weight"]
+TOWERS = ["vision_model.layers.0.weight", "mlp1.0.weight", "model.connector.proj.weight", "talker.codec_head.weight",
+          "projector.linear_1.weight", "encoder.layers.0.ff.weight", "model.visual_embeddings_table.weight"]
 
 
 @pytest.mark.parametrize("source, around, prefix, top", [
