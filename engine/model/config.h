@@ -116,7 +116,7 @@ struct model_config {
     float post_norm_eps;        // of norms after sub-layers; 0: norm_eps
     float norm_eps, norm_offset;
 
-    bool q_bias, o_bias, mlp_bias, router_bias, sinks;
+    bool q_bias, o_bias, mlp_bias, router_bias, head_bias, sinks;
     enum attn_gate attn_gate;
     bool attn_gate_softplus; // the gates are softplus instead of sigmoid
     enum qk_norm qk_norm;

@@ -268,7 +268,7 @@ static enum status logits_of(struct flow *f, bool all)
     const bool few = m->ids.p != NULL;
     struct tensor y = m->shard.head_sharded ? m->logits_local : m->logits;
     const bool as_is = !all && !few && !m->shard.head_sharded && c->logit_scale == 1.0f &&
-                       c->final_softcap <= 0.0f;
+                       c->final_softcap <= 0.0f && !c->head_bias;
     struct linear_args head = {.weight = m->head,
                                .x = m->out_h,
                                .y = few ? m->own_logits : y,

@@ -23,6 +23,15 @@ static const struct tensor_names apertus_names = {QKV_NAMES,
 static const struct tensor_names nanochat_names = {BASE_NAMES, QKV_NAMES, .up = "mlp.fc1",
                                                    .down = "mlp.fc2"};
 
+static const struct tensor_names phi_names = {QKV_NAMES,
+                                              .embed = "model.embed_tokens",
+                                              .final_norm = "model.final_layernorm",
+                                              .head = "lm_head",
+                                              .o = "self_attn.dense",
+                                              .attn_norm = "input_layernorm",
+                                              .up = "mlp.fc1",
+                                              .down = "mlp.fc2"};
+
 /* Llama's biases. */
 static enum status read_arcee(const struct json *j, struct model_config *c, struct err *err)
 {
@@ -84,6 +93,21 @@ static enum status read_nanochat(const struct json *j, struct model_config *c, s
     return OK;
 }
 
+/* Phi 1 and 2: both sub-layers read the same norm, and everything has a bias. */
+static enum status read_phi(const struct json *j, struct model_config *c, struct err *err)
+{
+    TRY(family_must_be(j, "qk_layernorm", false, err));
+    TRY(family_must_be(j, "tie_word_embeddings", false, err)); // the head has a bias of its own
+    c->gated = false;
+    c->q_bias = c->o_bias = c->mlp_bias = c->head_bias = true;
+    c->norm_kind = NORM_LAYER;
+    c->norm_bias = true;
+    c->norm_eps = (float)json_get_number(j, "layer_norm_eps", 1e-5);
+    c->parallel_residual = true;
+    c->partial_rotary = 0.5f;
+    return OK;
+}
+
 static const struct family rows[] = {
     {"apertus", &apertus_names,
      "{\"eos_token_id\":2,\"hidden_act\":\"xielu\",\"max_position_embeddings\":65536,"
@@ -100,6 +124,7 @@ static const struct family rows[] = {
      read_nemotron},
     {"nanochat", &nanochat_names,
      "{\"eos_token_id\":1,\"hidden_act\":\"relu2\",\"final_logit_softcapping\":15}", read_nanochat},
+    {"phi", &phi_names, "{\"eos_token_id\":2,\"hidden_act\":\"gelu_new\"}", read_phi},
     {"jais2", &plain_names,
      "{\"eos_token_id\":150024,\"hidden_act\":\"relu2\",\"max_position_embeddings\":8192,"
      "\"attention_bias\":true,\"mlp_bias\":true}",

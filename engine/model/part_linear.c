@@ -164,6 +164,7 @@ enum status part_head(struct loader *l, const char *base, bool stays_plain)
                          .n = 1,
                          .n_in = l->c->hidden,
                          .n_cols = l->c->hidden,
+                         .bias = l->c->head_bias,
                          .stays_plain = stays_plain};
     return part_linear(l, &head, l->options->dtype, &l->m->head);
 }

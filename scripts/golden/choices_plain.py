@@ -62,7 +62,20 @@ def nanochat(rng):
     return c
 
 
+def phi(rng):
+    c = heads(rng)
+    del c["rms_norm_eps"]
+    c["head_dim"] = None
+    c["hidden_size"] = c["num_attention_heads"] * 16
+    c.update(tie_word_embeddings=False, layer_norm_eps=rng.choice([1e-5, 1e-6]), hidden_act="gelu_new")
+    partial = rng.choice([0.5, 0.5, 1.0])
+    dim = int(16 * partial)
+    c["rope_parameters"] = rope(rng, dim, ("default", "linear"), partial_rotary_factor=partial)
+    return c
+
+
 FAMILIES = {
+    "phi": phi,
     "nanochat": nanochat,
     "apertus": apertus,
     "arcee": arcee,

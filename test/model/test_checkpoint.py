@@ -417,7 +417,7 @@ ENDS = {  # end-of-text ids of transformers' classes, for configs without any
     "stablelm": [0], "glm": [151329, 151336, 151338], "glm4": [151329, 151336, 151338], "qwen2": [], "qwen3": [],
     "apertus": [2], "arcee": [128001], "nemotron": [3], "jais2": [150024], "cohere": [], "olmo": [50279], "helium": [2],
     "cwm": [128001, 128008, 128009], "granite_swa": [100257], "youtu": [128001],
-    "lfm3": [124900], "olmo_hybrid": [100257], "nanochat": [1],
+    "lfm3": [124900], "olmo_hybrid": [100257], "nanochat": [1], "phi": [2],
 }
 
 
@@ -579,6 +579,7 @@ USUAL = {  # required keys, and transformers' defaults for the optional ones
     "olmo_hybrid": ({}, {"linear_num_key_heads": 8, "linear_num_value_heads": 8, "linear_key_head_dim": 6,
                          "linear_value_head_dim": 12, "linear_conv_kernel_dim": 4, "linear_allow_neg_eigval": True,
                          "layer_types": [*["linear_attention"] * 3, "full_attention", *["linear_attention"] * 3]}),
+    "phi": ({}, {"hidden_act": "gelu_new", "layer_norm_eps": 1e-5, "partial_rotary_factor": 0.5, "qk_layernorm": False}),
     "nanochat": ({}, {"hidden_act": "relu2", "final_logit_softcapping": 15.0, "rms_norm_eps": 1e-6}),
     "muse_glimmer_text": ({}, {
         "num_key_value_heads": 2, "head_dim": 128, "rms_norm_eps": 1e-5, "hidden_activation": "silu", "sliding_window": 2048,

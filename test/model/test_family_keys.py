@@ -134,6 +134,8 @@ def test_scaling_of_queries_changes_the_answer(source, key, value, tmp_path):
     ("seed-oss", {"hidden_act": "xielu"}, ["xielu"]),
     ("lfm3", {"attention_bias": True}, ["attention_bias true"]),
     ("muse-glimmer", {"attention_bias": True}, ["attention_bias true"]),
+    ("seed-oss", {"model_type": "phi", "qk_layernorm": True}, ["qk_layernorm true"]),
+    ("seed-oss", {"model_type": "phi", "tie_word_embeddings": True}, ["tie_word_embeddings true"]),
     ("seed-oss", {"model_type": "nanochat", "rope_scaling": {"type": "dynamic", "factor": 2.0}}, ["RoPE", "dynamic"]),
     ("olmo-hybrid", {"hidden_act": "gelu"}, ["hidden_act"]),
     ("olmo-3", {"model_type": "olmo", "clip_qkv": 8.0}, ["clip_qkv"]),
