@@ -58,6 +58,13 @@ def gemma2(rng):
     return c
 
 
+def vaultgemma(rng):
+    c = gemma2(rng)
+    if not c["attn_logit_softcapping"]:
+        c["query_pre_attn_scalar"] = 256  # without norms after sub-layers, larger scores amplify rounding
+    return c
+
+
 def gemma3_text(rng):
     c = gemma2(rng)
     c["layer_types"] = layer_types(rng, c["num_hidden_layers"])
@@ -323,7 +330,7 @@ FAMILIES = {
     "ernie4_5": ernie4_5,
     "hunyuan_v1_dense": hunyuan_v1_dense,
     "exaone4": exaone4,
-    "vaultgemma": gemma2,
+    "vaultgemma": vaultgemma,
     "cohere": cohere,
     "olmo": olmo,
     "internlm3": internlm3,
