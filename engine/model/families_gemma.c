@@ -130,7 +130,7 @@ static enum status read_glimmer(const struct json *j, struct model_config *c, st
         c->layers[i].rope = json_count(json_get(j, "layer_rope_theta")) > 0 ? 0 : -1;
     }
     TRY(family_layer_bases(j, c, err));
-    c->rope_theta = 0.0; // the list only tells which layers have positions
+    c->rope_theta[0] = 0.0; // the list only tells which layers have positions
     return OK;
 }
 
