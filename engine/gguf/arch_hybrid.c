@@ -10,6 +10,48 @@
 
 enum { MOST_LAYERS = 1024 };
 
+static const struct rename lfm2[] = {
+    {"shortconv.l_cache", "conv_L_cache", INTEGER},
+    {"expert_count", "num_experts", INTEGER},
+    {"expert_feed_forward_length", "moe_intermediate_size", INTEGER},
+    {"leading_dense_block_count", "num_dense_layers", INTEGER},
+    {NULL, NULL, INTEGER},
+};
+static const struct rename granite_hybrid[] = {
+    {"embedding_scale", "embedding_multiplier", NUMBER},
+    {"residual_scale", "residual_multiplier", NUMBER},
+    {"attention.scale", "attention_multiplier", NUMBER},
+    {"logit_scale", "logits_scaling", NUMBER},
+    {"expert_count", "num_local_experts", INTEGER},
+    {NULL, NULL, INTEGER},
+};
+static const struct rename nemotron_h[] = {
+    {"ssm.conv_kernel", "conv_kernel", INTEGER},
+    {"ssm.state_size", "ssm_state_size", INTEGER},
+    {"ssm.group_count", "n_groups", INTEGER},
+    {"ssm.time_step_rank", "mamba_num_heads", INTEGER},
+    {"expert_count", "n_routed_experts", INTEGER},
+    {"expert_shared_count", "n_shared_experts", INTEGER},
+    {"expert_feed_forward_length", "moe_intermediate_size", INTEGER},
+    {"expert_shared_feed_forward_length", "moe_shared_expert_intermediate_size", INTEGER},
+    {"expert_weights_norm", "norm_topk_prob", FLAG},
+    {"expert_weights_scale", "routed_scaling_factor", NUMBER},
+    {"expert_group_count", "n_group", INTEGER},
+    {"expert_group_used_count", "topk_group", INTEGER},
+    {"moe_latent_size", "moe_latent_size", INTEGER},
+    {NULL, NULL, INTEGER},
+};
+static const struct rename delta_net[] = {
+    {"expert_count", "num_experts", INTEGER},
+    {"expert_feed_forward_length", "moe_intermediate_size", INTEGER},
+    {"full_attention_interval", "full_attention_interval", INTEGER},
+    {"ssm.conv_kernel", "linear_conv_kernel_dim", INTEGER},
+    {"ssm.state_size", "linear_key_head_dim", INTEGER},
+    {"ssm.group_count", "linear_num_key_heads", INTEGER},
+    {"ssm.time_step_rank", "linear_num_value_heads", INTEGER},
+    {NULL, NULL, INTEGER},
+};
+
 enum status maker_of_some_layers(const struct maker *m, const char *key, double *out)
 {
     double layers, here;
@@ -47,7 +89,7 @@ static enum status put_kinds(const struct maker *m, const char *state, size_t *f
     return OK;
 }
 
-enum status maker_more_lfm2(const struct maker *m)
+static enum status more_lfm2(const struct maker *m)
 {
     size_t first = 0;
     maker_put_number(m, "norm_eps", maker_number_or(m, "attention.layer_norm_rms_epsilon", 1e-5));
@@ -80,7 +122,7 @@ static enum status put_mamba(const struct maker *m, size_t layer, double *inner)
 }
 
 /* The factors of Falcon's config are part of the file's weights. */
-enum status maker_more_falcon_h1(const struct maker *m)
+static enum status more_falcon_h1(const struct maker *m)
 {
     double inner;
     TRY(put_mamba(m, 0, &inner));
@@ -90,7 +132,7 @@ enum status maker_more_falcon_h1(const struct maker *m)
 }
 
 /* Granite's attention has positions only if the file says that its scaling is "finetuned". */
-enum status maker_more_granite_hybrid(const struct maker *m)
+static enum status more_granite_hybrid(const struct maker *m)
 {
     double inner, width, ffn;
     char full[96];
@@ -98,6 +140,7 @@ enum status maker_more_granite_hybrid(const struct maker *m)
     size_t first = 0;
     TRY(maker_need_number(m, "embedding_length", &width));
     TRY(maker_need_number(m, "feed_forward_length", &ffn));
+    TRY(maker_put_granite_scale(m));
     TRY(put_kinds(m, "mamba", &first));
     TRY(put_mamba(m, first, &inner));
     if (!(width >= 1)) {
@@ -157,7 +200,7 @@ static enum status put_pattern(const struct maker *m, size_t *first)
 }
 
 /* Each layer is one of attention, Mamba-2, an MLP or experts. Time steps are not clamped. */
-enum status maker_more_nemotron_h(const struct maker *m)
+static enum status more_nemotron_h(const struct maker *m)
 {
     double inner, heads, eps;
     char name[64];
@@ -177,3 +220,72 @@ enum status maker_more_nemotron_h(const struct maker *m)
     maker_put_flag(m, "use_bias", maker_has_tensor(m, name));
     return OK;
 }
+
+static enum status more_delta_net(const struct maker *m)
+{
+    double width, heads;
+    TRY(maker_need_number(m, "ssm.inner_size", &width));
+    TRY(maker_need_number(m, "ssm.time_step_rank", &heads));
+    if (!(heads >= 1)) {
+        return err_set(m->err, ERR_FORMAT, "%s.ssm.time_step_rank is %g", m->arch->name, heads);
+    }
+    maker_put_number(m, "linear_value_head_dim", floor(width / heads));
+    return OK;
+}
+
+static const struct arch rows[] = {
+    {.name = "qwen3next",
+     .model_type = "qwen3_next",
+     .norms_plus_one = true,
+     .renames = delta_net,
+     .constants = "\"norm_topk_prob\":true,\"decays_are_negative\":true,",
+     .more = more_delta_net},
+    {.name = "qwen35",
+     .model_type = "qwen3_5_text",
+     .norms_plus_one = true,
+     .renames = delta_net,
+     .constants = "\"decays_are_negative\":true,\"state_heads_are_tiled\":true,",
+     .more = more_delta_net},
+    {.name = "qwen35moe",
+     .model_type = "qwen3_5_moe_text",
+     .norms_plus_one = true,
+     .renames = delta_net,
+     .constants = "\"decays_are_negative\":true,\"state_heads_are_tiled\":true,",
+     .more = more_delta_net},
+    {.name = "granitehybrid",
+     .model_type = "granitemoehybrid",
+     .pairs_together = true,
+     .is_hybrid = true,
+     .renames = granite_hybrid,
+     .constants = "\"decays_are_negative\":true,",
+     .more = more_granite_hybrid},
+    {.name = "falcon-h1",
+     .model_type = "falcon_h1",
+     .constants = "\"decays_are_negative\":true,\"mamba_norm_before_gate\":false,",
+     .more = more_falcon_h1},
+    {.name = "nemotron_h",
+     .model_type = "nemotron_h",
+     .is_hybrid = true,
+     .renames = nemotron_h,
+     .constants = "\"decays_are_negative\":true,\"time_step_limit\":[0,null],",
+     .more = more_nemotron_h},
+    {.name = "nemotron_h_moe",
+     .model_type = "nemotron_h",
+     .is_hybrid = true,
+     .renames = nemotron_h,
+     .constants = "\"decays_are_negative\":true,\"time_step_limit\":[0,null],",
+     .more = more_nemotron_h},
+    {.name = "lfm2",
+     .model_type = "lfm2",
+     .is_hybrid = true,
+     .renames = lfm2,
+     .constants = "\"block_auto_adjust_ff_dim\":false,",
+     .more = more_lfm2},
+    {.name = "lfm2moe",
+     .model_type = "lfm2_moe",
+     .is_hybrid = true,
+     .renames = lfm2,
+     .constants = "\"use_expert_bias\":true,\"norm_topk_prob\":true,",
+     .more = more_lfm2},
+};
+const struct arch_table archs_hybrid = {rows, sizeof rows / sizeof rows[0]};

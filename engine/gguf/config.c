@@ -10,6 +10,8 @@
 #include <stdio.h>
 #include <string.h>
 
+enum { MOST_LAYERS = 1024 };
+
 /* ---- keys of all architectures ------------------------------------------------------------ */
 
 static const struct rename common[] = {
@@ -40,25 +42,38 @@ static enum status check_unread(const struct maker *m)
 {
     static const struct {
         const char *key;
-        double harmless;
+        double harmless, also;
     } rows[] = {
-        {"attention.max_alibi_bias", 0},
-        {"attention.clamp_kqv", 0},
-        {"router_logit_softcapping", 0},
-        {"attention.shared_kv_layers", 0},
-        {"embedding_length_per_layer_input", 0},
-        {"full_attention_interval", 0},
-        {"attention.output_scale", 1},
-        {"attention.temperature_length", 0},
-        {"moe_every_n_layers", 0},
-        {"interleave_moe_layer_step", 0},
+        {"attention.max_alibi_bias", 0, 0},
+        {"attention.clamp_kqv", 0, 0},
+        {"router_logit_softcapping", 0, 0},
+        {"attention.shared_kv_layers", 0, 0},
+        {"embedding_length_per_layer_input", 0, 0},
+        {"full_attention_interval", 0, 0},
+        {"attention.output_scale", 1, 1},
+        {"attention.temperature_length", 0, 0},
+        {"attention.temperature_scale", 0, 0},
+        {"moe_every_n_layers", 0, 0},
+        {"interleave_moe_layer_step", 0, 1},
+        {"expert_weights_scale", 0, 1}, // 0 means none
+        {"swiglu_clamp_exp", 0, 0},
+        {"swiglu_clamp_shexp", 0, 0},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        double v = maker_number_or(m, rows[i].key, rows[i].harmless);
-        if (v != rows[i].harmless && !is_renamed(m, rows[i].key)) {
-            return err_set(m->err, ERR_UNSUPPORTED, "%s.%s is %g, which is not supported",
-                           m->arch->name, rows[i].key, v);
+        double v;
+        for (size_t at = 0; maker_number_at(m, rows[i].key, at, &v) && at < MOST_LAYERS; at++) {
+            const bool harmless = v == rows[i].harmless || v == rows[i].also;
+            if (!harmless && !is_renamed(m, rows[i].key)) {
+                return err_set(m->err, ERR_UNSUPPORTED, "%s.%s is %g, which is not supported",
+                               m->arch->name, rows[i].key, v);
+            }
         }
+    }
+    const double gating = maker_number_or(m, "expert_gating_func", 0);
+    if (m->arch->gating != GATING_ANY && gating != 0 && gating != (double)m->arch->gating) {
+        return err_set(m->err, ERR_UNSUPPORTED,
+                       "%s.expert_gating_func is %g, which is not supported", m->arch->name,
+                       gating);
     }
     char full[96];
     bool causal = true;
@@ -105,6 +120,7 @@ static enum status put_sizes(const struct maker *m)
 {
     double heads, width, kv = 0, key = 0, value = 0, ffn = 0;
     bool has_kv, has_key, has_value, has_ffn;
+    const char *ffn_key = or_text(m->arch->ffn, "feed_forward_length");
     const struct gguf_tensor *embed = gguf_find_tensor(m->g, "token_embd.weight");
     TRY(maker_need_number(m, "attention.head_count", &heads));
     TRY(maker_need_number(m, "embedding_length", &width));
@@ -118,10 +134,10 @@ static enum status put_sizes(const struct maker *m)
     TRY(maker_get_number(m, "attention.key_length", &key, &has_key));
     TRY(maker_get_number(m, "attention.value_length", &value, &has_value));
     if (m->arch->is_hybrid) {
-        TRY(maker_of_some_layers(m, "feed_forward_length", &ffn));
+        TRY(maker_of_some_layers(m, ffn_key, &ffn));
         has_ffn = ffn > 0;
     } else {
-        TRY(maker_get_number(m, "feed_forward_length", &ffn, &has_ffn));
+        TRY(maker_get_number(m, ffn_key, &ffn, &has_ffn));
     }
     if (!embed || embed->n_dims != 2) {
         return err_set(m->err, ERR_FORMAT, "there is no tensor token_embd.weight");
@@ -166,8 +182,11 @@ static enum status put_layers(const struct maker *m)
 static void put_facts(const struct maker *m)
 {
     maker_put_flag(m, "tie_word_embeddings", !maker_has_tensor(m, "output.weight"));
-    maker_put_flag(m, "attention_bias", maker_has_tensor(m, "blk.0.attn_q.bias"));
-    maker_put_flag(m, "use_qkv_bias", maker_has_tensor(m, "blk.0.attn_q.bias"));
+    const bool qkv_bias =
+        maker_has_tensor(m, "blk.0.attn_q.bias") || maker_has_tensor(m, "blk.0.attn_qkv.bias");
+    maker_put_flag(m, "attention_bias", qkv_bias);
+    maker_put_flag(m, "use_qkv_bias", qkv_bias);
+    maker_put_flag(m, "attention_out_bias", maker_has_tensor(m, "blk.0.attn_output.bias"));
     maker_put_flag(m, "mlp_bias", maker_has_tensor(m, "blk.0.ffn_down.bias"));
     const char *dtype = dtype_of(m->g);
     buf_printf(m->out, "\"dtype\":\"%s\",", or_text(dtype, "bfloat16"));
@@ -240,13 +259,23 @@ static enum status put_yarn(const struct maker *m)
         {"rope.scaling.factor", "factor", NUMBER},
         {"rope.scaling.yarn_beta_fast", "beta_fast", NUMBER},
         {"rope.scaling.yarn_beta_slow", "beta_slow", NUMBER},
+        {"rope.scaling.yarn_attn_factor", "attention_factor", NUMBER},
+        {"attention.temperature_scale", "llama_4_scaling_beta", NUMBER},
+        {"rope.scaling.original_context_length", "original_max_position_embeddings", INTEGER},
         {NULL, NULL, NUMBER},
     };
     buf_puts(m->out, "\"rope_type\":\"yarn\",");
     double log_multiplier = maker_number_or(m, "rope.scaling.yarn_log_multiplier", 0);
     if (log_multiplier > 0) { // DeepSeek's multiplier is stored divided by ten
-        maker_put_number(m, "mscale", log_multiplier * 10);
-        maker_put_number(m, "mscale_all_dim", log_multiplier * 10);
+        const bool whole = m->arch->whole_multiplier;
+        maker_put_number(m, "mscale", whole ? 1 : log_multiplier * 10);
+        maker_put_number(m, "mscale_all_dim", whole ? log_multiplier : log_multiplier * 10);
+    }
+    const double attention = maker_number_or(m, "rope.scaling.attn_factor", 1);
+    if (attention != 1) {
+        return err_set(m->err, ERR_UNSUPPORTED,
+                       "%s.rope.scaling.attn_factor is %g, which is not supported beside yarn",
+                       m->arch->name, attention);
     }
     return maker_put_all(m, rows);
 }

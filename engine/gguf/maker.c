@@ -7,6 +7,8 @@
 #include <math.h>
 #include <stdio.h>
 
+enum { MOST_LAYERS = 1024 }; // more are refused later
+
 void maker_full_key(const struct maker *m, const char *key, char out[96])
 {
     snprintf(out, 96, "%s.%s", m->arch->name, key);
@@ -93,6 +95,9 @@ static enum status put_renamed(const struct maker *m, const struct rename *r)
     char full[96];
     bool found, flag;
     double v;
+    if (!r->as) {
+        return OK;
+    }
     maker_full_key(m, r->key, full);
     if (r->kind == FLAG) {
         if (gguf_get_bool(m->g, full, &flag)) {
@@ -125,6 +130,87 @@ enum status maker_put_all(const struct maker *m, const struct rename *rows)
 bool maker_has_tensor(const struct maker *m, const char *name)
 {
     return gguf_find_tensor(m->g, name) != NULL;
+}
+
+enum status maker_put_switch(const struct maker *m, const char *key, const char *name)
+{
+    char full[96];
+    maker_full_key(m, key, full);
+    if (!gguf_get(m->g, full)) {
+        maker_put_flag(m, name, false);
+        return OK;
+    }
+    const struct rename row = {key, name, FLAG};
+    return put_renamed(m, &row);
+}
+
+/* Whether a layer has the window. */
+static enum status has_window(const struct maker *m, size_t layer, double every, bool *out)
+{
+    static const char key[] = "attention.sliding_window_pattern";
+    char full[96];
+    double listed = 0;
+    maker_full_key(m, key, full);
+    const struct gguf_value *v = gguf_get(m->g, full);
+    if (v && v->is_list) {
+        if (!maker_number_at(m, key, layer, &listed)) {
+            return err_set(m->err, ERR_FORMAT, "%s has no number for layer %zu", full, layer);
+        }
+        *out = listed != 0.0;
+        return OK;
+    }
+    if (v && (!gguf_get_number(m->g, full, &every) || every != floor(every) || !(every >= 0.0))) {
+        return err_set(m->err, ERR_FORMAT, "%s is not a number of layers", full);
+    }
+    *out = !(every > 0.0) || fmod((double)layer, every) < every - 1.0;
+    return OK;
+}
+
+enum status maker_put_windows(const struct maker *m, double every)
+{
+    int32_t layers, drafts;
+    if (!(maker_number_or(m, "attention.sliding_window", 0) > 0.0)) {
+        return OK;
+    }
+    TRY(gguf_count_layers(m->g, &layers, &drafts, m->err));
+    buf_puts(m->out, "\"layer_types\":[");
+    for (int32_t i = 0; i < layers && i < MOST_LAYERS; i++) {
+        bool window = false;
+        TRY(has_window(m, (size_t)i, every, &window));
+        buf_printf(m->out, "%s\"%s_attention\"", text_if(i > 0, ","), window ? "sliding" : "full");
+    }
+    buf_puts(m->out, "],");
+    return OK;
+}
+
+enum status maker_put_granite_scale(const struct maker *m)
+{
+    double heads, width;
+    bool found;
+    TRY(maker_need_number(m, "attention.head_count", &heads));
+    TRY(maker_need_number(m, "embedding_length", &width));
+    double key = width / heads, scale;
+    TRY(maker_get_number(m, "attention.key_length", &key, &found));
+    TRY(maker_get_number(m, "attention.scale", &scale, &found));
+    if (!found) {
+        maker_put_number(m, "attention_multiplier", 1 / sqrt(key));
+    }
+    return OK;
+}
+
+enum status maker_put_experts(const struct maker *m)
+{
+    int32_t layers, drafts;
+    TRY(gguf_count_layers(m->g, &layers, &drafts, m->err));
+    buf_puts(m->out, "\"mlp_layer_types\":[");
+    for (int32_t i = 0; i < layers && i < MOST_LAYERS; i++) {
+        char name[64];
+        snprintf(name, sizeof name, "blk.%d.ffn_gate_inp.weight", i);
+        buf_printf(m->out, "%s\"%s\"", text_if(i > 0, ","),
+                   maker_has_tensor(m, name) ? "sparse" : "dense");
+    }
+    buf_puts(m->out, "],");
+    return OK;
 }
 
 /* *out: a number of layers, or what an absent key means; negative: it is required. */

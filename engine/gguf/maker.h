@@ -17,18 +17,28 @@ struct maker {
 
 enum rename_kind { INTEGER, NUMBER, FLAG };
 
-/* The part of a key after the architecture's prefix, and the config member that it becomes. */
+/* The part of a key after the architecture's prefix, and the config member that it becomes; NULL:
+ * the architecture reads the key elsewhere. */
 struct rename {
     const char *key, *as;
     enum rename_kind kind;
 };
 
+/* How routers score experts, by its number in files. */
+enum gating { GATING_ANY, GATING_SOFTMAX, GATING_SIGMOID };
+
 struct arch {
     const char *name, *model_type;
+    /* Several rows may have one name, all but one of them with conditions: the first of those that
+     * is true decides, else the row without one. */
+    bool (*is)(const struct gguf *g);
     const struct rename *renames; // in addition to the common ones; NULL-terminated
+    const char *ffn;              // the key of intermediate_size; NULL: feed_forward_length
+    enum gating gating;           // other kinds than this one are refused
     /* Rotated pairs are adjacent: the converter has permuted the rows of q and k. */
     bool pairs_together;
     bool is_hybrid;        // some layers have no attention
+    bool whole_multiplier; // YaRN's log multiplier is not divided by ten
     bool norms_plus_one;   // stored norm weights already include the 1 that the family adds
     const char *constants; // members that no key provides; each ends with a comma
     enum status (*more)(const struct maker *m);
@@ -50,15 +60,26 @@ void maker_put_flag(const struct maker *m, const char *name, bool v);
 /* Writes the members whose keys the file has. The list of rows ends with NULL, and may be NULL. */
 enum status maker_put_all(const struct maker *m, const struct rename *rows);
 bool maker_has_tensor(const struct maker *m, const char *name);
+/* Writes a switch that is off in files without its key. */
+enum status maker_put_switch(const struct maker *m, const char *key, const char *name);
+/* If there is a window, writes which layers have it: as the file lists, or all but every n-th,
+ * where n is the file's number or `every` (0: all layers). */
+enum status maker_put_windows(const struct maker *m, double every);
+/* In Granite's configs a missing scale of scores means 1; in these files the usual one. */
+enum status maker_put_granite_scale(const struct maker *m);
+/* Writes which layers have experts: those with a router. */
+enum status maker_put_experts(const struct maker *m);
 
 /* arch_gemma4.c: as `by_layer`. */
 enum status maker_put_gemma4(const struct maker *m);
-/* arch_hybrid.c: the number that some layers have, where others have 0; and as `more`. */
+/* arch_hybrid.c: the number that some layers have, where others have 0. */
 enum status maker_of_some_layers(const struct maker *m, const char *key, double *out);
-enum status maker_more_lfm2(const struct maker *m);
-enum status maker_more_falcon_h1(const struct maker *m);
-enum status maker_more_nemotron_h(const struct maker *m);
-enum status maker_more_granite_hybrid(const struct maker *m);
+
+struct arch_table {
+    const struct arch *rows;
+    size_t n;
+};
+extern const struct arch_table archs_dense, archs_moe, archs_mla, archs_hybrid;
 
 /* archs.c: the row of the file's architecture. */
 enum status maker_find_arch(const struct gguf *g, const struct arch **out, struct err *err);

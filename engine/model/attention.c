@@ -5,6 +5,7 @@
 
 #include "engine/base/assert.h"
 #include "engine/base/mem.h"
+#include "engine/base/optional.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -205,10 +206,8 @@ static enum status load_sinks(struct loader *l, int32_t layer, struct layer_weig
     return part_open_vector(l, name, &p, &w->sinks);
 }
 
-/* Splits kv_b by head into the two products that MLA absorbs: keys into q, values into the
- * output. */
-static enum status load_mla_heads(struct loader *l, int32_t layer, bool value,
-                                  const struct weight **out)
+/* Cuts kv_b into the matrices of this rank's heads. */
+static enum status cut_kv_b(struct loader *l, int32_t layer, bool value, struct weight_part *parts)
 {
     const struct model_config *c = l->c;
     const struct layer_share s = model_layer_share(c, &l->m->shard, layer);
@@ -217,7 +216,6 @@ static enum status load_mla_heads(struct loader *l, int32_t layer, bool value,
     int64_t per_head = c->nope_dim + c->v_dim;
     struct weight_part whole;
     TRY(part_matrix(l, name, c->n_heads * per_head, c->kv_lora, &whole));
-    struct weight_part *parts = xcalloc((size_t)s.n_heads, sizeof *parts);
     for (int32_t h = 0; h < s.n_heads; h++) {
         int64_t first = (s.first_head + h) * per_head + (value ? c->nope_dim : 0);
         parts[h] = weight_part_slice(whole, first, value ? c->v_dim : c->nope_dim, 0, c->kv_lora);
@@ -225,16 +223,42 @@ static enum status load_mla_heads(struct loader *l, int32_t layer, bool value,
             parts[h] = weight_part_transpose(parts[h]);
         }
     }
-    struct weight_desc d = {.name = name,
+    return OK;
+}
+
+/* The two products that MLA absorbs, by head: keys into q, values into the output. A file has them
+ * together as kv_b, or separately in the form that is used here. */
+static enum status load_mla_heads(struct loader *l, int32_t layer, bool value,
+                                  const struct weight **out)
+{
+    const struct model_config *c = l->c;
+    const struct layer_share s = model_layer_share(c, &l->m->shard, layer);
+    const int64_t n_out = value ? c->v_dim : c->kv_lora, n_in = value ? c->kv_lora : c->nope_dim;
+    char base[NAME_BYTES], name[NAME_BYTES];
+    part_layer_name(or_empty(value ? c->names->v_b : c->names->k_b), layer, base);
+    snprintf(name, sizeof name, "%.240s.weight", base);
+    struct weight_part whole, *parts = xcalloc((size_t)s.n_heads, sizeof *parts);
+    enum status st;
+    if (part_has(l, name)) {
+        st = part_of(l, name, (int64_t[]){c->n_heads, n_out, n_in}, 3, &whole);
+        for (int32_t h = 0; h < s.n_heads && st == OK; h++) {
+            parts[h] = weight_part_slice(whole, (s.first_head + h) * n_out, n_out, 0, n_in);
+        }
+    } else {
+        st = cut_kv_b(l, layer, value, parts);
+    }
+    struct weight_desc d = {.name = base,
                             .kind = WEIGHT_HEADS,
                             .dtype = l->options->dtype,
-                            .n_out = value ? c->v_dim : c->kv_lora,
-                            .n_in = value ? c->kv_lora : c->nope_dim,
+                            .n_out = n_out,
+                            .n_in = n_in,
                             .n_experts = s.n_heads,
                             .n_parts = s.n_heads,
                             .parts = parts,
                             .k_segments = 1};
-    enum status st = part_open(l, &d, out);
+    if (st == OK) {
+        st = part_open(l, &d, out);
+    }
     free(parts);
     return st;
 }

@@ -16,8 +16,9 @@ enum { MAX_NAME = 256 };
 
 /* How a tensor is converted: renamed, keeping its suffix (".weight"); renamed without the suffix;
  * as a single row; as channels with an additional dimension; as one dimension; or split into one
- * tensor per expert, or into two, of which the second half of an expert's rows is `up`. */
-enum taken_as { AS_IT_IS, BARE, ONE_ROW, CHANNELS, FLAT, EXPERTS, EXPERT_PAIRS };
+ * tensor per expert (or per head), or into two, of which the second half of an expert's rows is
+ * `up`, or into q, k and v. */
+enum taken_as { AS_IT_IS, BARE, ONE_ROW, CHANNELS, FLAT, EXPERTS, EXPERT_PAIRS, QKV };
 
 #define NAME(member) offsetof(struct tensor_names, member)
 #define STATE(member) (offsetof(struct state_names, member) | OF_STATE)
@@ -43,6 +44,7 @@ static const struct role {
     {"blk.attn_k", NAME(k), AS_IT_IS},
     {"blk.attn_v", NAME(v), AS_IT_IS},
     {"blk.attn_qkv", NAME(qkv), AS_IT_IS},
+    {"blk.attn_gate", NAME(attn_gate), AS_IT_IS},
     {"blk.attn_output", NAME(o), AS_IT_IS},
     {"blk.attn_q_norm", NAME(q_norm), AS_IT_IS},
     {"blk.attn_k_norm", NAME(k_norm), AS_IT_IS},
@@ -53,6 +55,8 @@ static const struct role {
     {"blk.attn_kv_a_mqa", NAME(kv_a), AS_IT_IS},
     {"blk.attn_kv_a_norm", NAME(kv_a_norm), AS_IT_IS},
     {"blk.attn_kv_b", NAME(kv_b), AS_IT_IS},
+    {"blk.attn_k_b", NAME(k_b), AS_IT_IS},
+    {"blk.attn_v_b", NAME(v_b), AS_IT_IS},
     {"blk.ffn_gate", NAME(gate), AS_IT_IS},
     {"blk.ffn_up", NAME(up), AS_IT_IS},
     {"blk.ffn_up", NAME(gate_up), AS_IT_IS},
@@ -82,12 +86,24 @@ static const struct role {
     {"blk.ffn_gate_inp.scale", NAME(router_norm), BARE},
     {"blk.ffn_down_exps.scale", NAME(expert_scale), BARE},
     {"blk.attn_qkv", STATE(qkv), AS_IT_IS},
+    {"blk.attn_qkv", NAME(q), QKV},
     {"blk.attn_gate", STATE(z), AS_IT_IS},
+    {"blk.attn_k", STATE(k), AS_IT_IS},
+    {"blk.attn_v", STATE(v), AS_IT_IS},
     {"blk.ssm_in", STATE(qkvz), AS_IT_IS},
     {"blk.ssm_ba", STATE(ba), AS_IT_IS},
     {"blk.ssm_beta", STATE(b), AS_IT_IS},
     {"blk.ssm_alpha", STATE(a), AS_IT_IS},
     {"blk.ssm_conv1d", STATE(conv), CHANNELS},
+    {"blk.ssm_conv1d_q", STATE(conv_q), CHANNELS},
+    {"blk.ssm_conv1d_k", STATE(conv_k), CHANNELS},
+    {"blk.ssm_conv1d_v", STATE(conv_v), CHANNELS},
+    {"blk.ssm_f_a", STATE(f_a), AS_IT_IS},
+    {"blk.ssm_f_a", STATE(f), AS_IT_IS},
+    {"blk.ssm_f_b", STATE(f_b), AS_IT_IS},
+    {"blk.ssm_g_a", STATE(g_a), AS_IT_IS},
+    {"blk.ssm_g_a", STATE(g), AS_IT_IS},
+    {"blk.ssm_g_b", STATE(g_b), AS_IT_IS},
     {"blk.ssm_a", STATE(a_log), BARE},
     {"blk.ssm_dt", STATE(dt_bias), BARE},
     {"blk.ssm_in", STATE(in), AS_IT_IS},
@@ -232,61 +248,122 @@ static void put_experts(struct list *list, struct checkpoint_tensor t, const str
     }
 }
 
+/* What the translation of tensors depends on. */
+struct reader {
+    const struct gguf *g;
+    const struct tensor_names *names;
+    char arch[GGUF_ARCH_BYTES];
+    int32_t n_layers; // tensors of later layers are left out
+    struct list list;
+    struct err *err;
+};
+
+static enum status refuse(const struct reader *r, const struct gguf_tensor *g)
+{
+    return err_set(r->err, ERR_UNSUPPORTED,
+                   "%.200s: tensor %.100s does not belong to the architecture %s", g->file, g->name,
+                   r->arch);
+}
+
+static enum status take_experts(struct reader *r, const struct gguf_tensor *g,
+                                const struct parsed *p, const char *base, bool in_pairs)
+{
+    const struct checkpoint_tensor t = describe(g);
+    if (g->n_dims < 2 || g->dims[0] > MAX_EXPERTS ||
+        (in_pairs && (g->n_dims != 3 || g->dims[1] % 2 != 0))) {
+        return refuse(r, g);
+    }
+    put_experts(&r->list, t, p, base, 0, in_pairs ? 2 : 1);
+    if (in_pairs) {
+        put_experts(&r->list, t, p, r->names->expert_up, 1, 2);
+    }
+    return OK;
+}
+
+static double number_of_heads(const struct reader *r, const char *key, double otherwise)
+{
+    char full[96];
+    snprintf(full, sizeof full, "%s.attention.%s", r->arch, key);
+    gguf_get_number(r->g, full, &otherwise);
+    return otherwise;
+}
+
+/* Splits the rows of a tensor into those of q, k and v. */
+static enum status take_qkv(struct reader *r, const struct gguf_tensor *g, const struct parsed *p)
+{
+    const double heads = number_of_heads(r, "head_count", 0.0);
+    const double kv = number_of_heads(r, "head_count_kv", heads);
+    const bool usable = heads >= 1.0 && kv >= 1.0 && heads + 2.0 * kv < (double)INT32_MAX;
+    const int64_t all = usable ? (int64_t)heads + 2 * (int64_t)kv : 1;
+    if (!usable || g->dims[0] % all != 0 || !r->names->k || !r->names->v) {
+        return refuse(r, g);
+    }
+    const char *bases[] = {r->names->q, r->names->k, r->names->v};
+    const int64_t parts[] = {(int64_t)heads, (int64_t)kv, (int64_t)kv};
+    const size_t head_bytes = g->n_bytes / (size_t)all;
+    struct checkpoint_tensor t = describe(g);
+    for (size_t i = 0; i < 3; i++) {
+        char name[MAX_NAME];
+        t.dims[0] = g->dims[0] / all * parts[i];
+        t.n_bytes = head_bytes * (size_t)parts[i];
+        full_name(name, p, bases[i], p->suffix);
+        put(&r->list, &t, name);
+        t.data += t.n_bytes;
+    }
+    return OK;
+}
+
+/* Gives a tensor the dimensions that the loader expects. */
+static void reshape(struct checkpoint_tensor *t, enum taken_as as)
+{
+    if (as == ONE_ROW && t->n_dims == 1) {
+        t->n_dims = 2;
+        t->dims[1] = t->dims[0];
+        t->dims[0] = 1;
+    }
+    for (; as == CHANNELS && t->n_dims > 3 && t->dims[0] == 1; t->n_dims--) {
+        memmove(t->dims, t->dims + 1, (size_t)(t->n_dims - 1) * sizeof *t->dims);
+    }
+    if (as == CHANNELS && t->n_dims == 2) {
+        t->n_dims = 3;
+        t->dims[2] = t->dims[1];
+        t->dims[1] = 1;
+    }
+    for (; as == FLAT && t->n_dims > 1; t->n_dims--) {
+        t->dims[0] *= t->dims[t->n_dims - 1];
+    }
+}
+
 /* Translates one tensor to the names of a safetensors checkpoint, so that the loader need not
  * distinguish the formats. A tensor without a role is an error, because dropping it would change
  * answers. */
-static enum status take(struct list *list, const struct gguf_tensor *g,
-                        const struct tensor_names *names, const char *arch, int32_t n_layers,
-                        struct err *err)
+static enum status take(struct reader *r, const struct gguf_tensor *g)
 {
     struct parsed p = {.layer = -1};
     const char *base = NULL;
     const struct role *role = NULL;
     const bool is_name = parse(g->name, &p);
-    if (p.layer >= n_layers) {
+    if (p.layer >= r->n_layers) {
         return OK; // of a layer that only drafts
     }
     if (is_name) {
-        role = find_role(&p, names, &base);
+        role = find_role(&p, r->names, &base);
     }
-    if (!role && is_about_positions(g->name)) {
-        return OK;
+    if (!role) {
+        return is_about_positions(g->name) ? OK : refuse(r, g);
     }
-    const bool in_pairs = role && role->as == EXPERT_PAIRS;
-    const bool of_experts = in_pairs || (role && role->as == EXPERTS);
-    if (!role || (of_experts && (g->n_dims < 2 || g->dims[0] > MAX_EXPERTS)) ||
-        (in_pairs && (g->n_dims != 3 || g->dims[1] % 2 != 0))) {
-        return err_set(err, ERR_UNSUPPORTED,
-                       "%.200s: tensor %.100s does not belong to the architecture %s", g->file,
-                       g->name, arch);
+    if (role->as == QKV) {
+        return take_qkv(r, g, &p);
+    }
+    if (role->as == EXPERTS || role->as == EXPERT_PAIRS || strstr(base, "%d")) {
+        return take_experts(r, g, &p, base, role->as == EXPERT_PAIRS);
     }
     struct checkpoint_tensor t = describe(g);
     char name[MAX_NAME];
-    if (of_experts) {
-        put_experts(list, t, &p, base, 0, in_pairs ? 2 : 1);
-    }
-    if (in_pairs) {
-        put_experts(list, t, &p, names->expert_up, 1, 2);
-    }
-    if (of_experts) {
-        return OK;
-    }
-    if (role->as == ONE_ROW && t.n_dims == 1) {
-        t.n_dims = 2;
-        t.dims[1] = t.dims[0];
-        t.dims[0] = 1;
-    }
-    if (role->as == CHANNELS && t.n_dims == 2) {
-        t.n_dims = 3;
-        t.dims[2] = t.dims[1];
-        t.dims[1] = 1;
-    }
-    for (; role->as == FLAT && t.n_dims > 1; t.n_dims--) {
-        t.dims[0] *= t.dims[t.n_dims - 1];
-    }
+    reshape(&t, role->as);
     const char *suffix = p.suffix[0] ? p.suffix : ".weight"; // Falcon-H1's norms have none
     full_name(name, &p, base, role->as == BARE ? "" : suffix);
-    put(list, &t, name);
+    put(&r->list, &t, name);
     return OK;
 }
 
@@ -295,30 +372,29 @@ static enum status take(struct list *list, const struct gguf_tensor *g,
 enum status checkpoint_gguf_read(const struct gguf *g, struct checkpoint_tensor **out, size_t *n,
                                  struct err *err)
 {
-    char arch[GGUF_ARCH_BYTES];
     const char *model_type;
-    struct list list = {0};
-    int32_t n_layers, drafts;
-    enum status st = gguf_architecture(g, arch, err);
+    struct reader r = {.g = g, .err = err};
+    int32_t drafts;
+    enum status st = gguf_architecture(g, r.arch, err);
     if (st == OK) {
         st = gguf_model_type(g, &model_type, err);
     }
     if (st == OK) {
-        st = gguf_count_layers(g, &n_layers, &drafts, err);
+        st = gguf_count_layers(g, &r.n_layers, &drafts, err);
     }
     if (st != OK) {
         *out = NULL;
         *n = 0;
         return err_prefix(err, st, "%.200s", gguf_path(g));
     }
-    const struct family *family = family_find(model_type);
+    r.names = family_find(model_type)->names;
     if (drafts == 0) {
-        n_layers = MAX_LAYERS; // layers that the key does not count are errors
+        r.n_layers = MAX_LAYERS; // layers that the key does not count are errors
     }
     for (size_t i = 0; i < gguf_n_tensors(g) && st == OK; i++) {
-        st = take(&list, gguf_tensor_at(g, i), family->names, arch, n_layers, err);
+        st = take(&r, gguf_tensor_at(g, i));
     }
-    *out = list.v;
-    *n = list.n;
+    *out = r.list.v;
+    *n = r.list.n;
     return st;
 }

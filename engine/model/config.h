@@ -243,6 +243,9 @@ struct tensor_names {
     const char *input_gate, *input_up, *input_post_norm;
     const char *q_a, *q_a_norm, *q_b, *kv_a, *kv_a_norm, *kv_b;
     const char *index_q, *index_k, *index_k_norm, *index_weights;
+    /* The two parts of kv_b as GGUF files have them: [heads, kv_lora, nope] and
+     * [heads, v, kv_lora]. */
+    const char *k_b, *v_b;
     const struct state_names *state;
 };
 

@@ -130,7 +130,7 @@ static enum status read_mamba(const struct json *j, const struct mamba_keys *k, 
                        (long long)(inner > 0 ? inner : size * g->n_heads));
     }
     g->kind = STATE_DECAY;
-    c->state.decays_are_negative = json_get_bool(j, "decays_are_negative", false);
+    family_decay_sign(j, c);
     g->conv_width = 2 * g->n_key_heads * g->key_dim + g->n_heads * g->value_dim;
     c->state.conv_silu = true;
     c->state.conv_bias = json_get_bool(j, k->conv_bias, true);

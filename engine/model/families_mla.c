@@ -11,8 +11,9 @@
     .q_a = "self_attn.q_a_proj", .q_a_norm = "self_attn.q_a_layernorm",                            \
     .q_b = "self_attn.q_b_proj", .kv_a = "self_attn.kv_a_proj_with_mqa",                           \
     .kv_a_norm = "self_attn.kv_a_layernorm", .kv_b = "self_attn.kv_b_proj",                        \
-    .index_q = "self_attn.indexer.wq_b", .index_k = "self_attn.indexer.wk",                        \
-    .index_k_norm = "self_attn.indexer.k_norm", .index_weights = "self_attn.indexer.weights_proj"
+    .k_b = "self_attn.k_b_proj", .v_b = "self_attn.v_b_proj", .index_q = "self_attn.indexer.wq_b", \
+    .index_k = "self_attn.indexer.wk", .index_k_norm = "self_attn.indexer.k_norm",                 \
+    .index_weights = "self_attn.indexer.weights_proj"
 
 static const struct tensor_names deepseek_names = {BASE_NAMES, FFN_NAMES, EXPERT_NAMES,
                                                    SHARED_NAMES, MLA_NAMES};

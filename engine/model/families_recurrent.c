@@ -83,6 +83,8 @@ static const struct tensor_names kimi_linear_names = {
     .kv_a = "self_attn.kv_a_proj_with_mqa",
     .kv_a_norm = "self_attn.kv_a_layernorm",
     .kv_b = "self_attn.kv_b_proj",
+    .k_b = "self_attn.k_b_proj",
+    .v_b = "self_attn.v_b_proj",
     .router = "block_sparse_moe.gate",
     .correction = "block_sparse_moe.gate.e_score_correction_bias",
     .expert_gate = "block_sparse_moe.experts.%d.w1",
@@ -111,6 +113,8 @@ static const struct tensor_names ling_names = {FFN_NAMES,
                                                .kv_a = "attention.kv_a_proj_with_mqa",
                                                .kv_a_norm = "attention.kv_a_layernorm",
                                                .kv_b = "attention.kv_b_proj",
+                                               .k_b = "attention.k_b_proj",
+                                               .v_b = "attention.v_b_proj",
                                                .correction = "mlp.gate.expert_bias",
                                                .state = &ling_state_names};
 
@@ -145,7 +149,7 @@ static enum status read_delta_net(const struct json *j, struct model_config *c, 
     TRY(family_size(j, "linear_value_head_dim", 1024, &g->value_dim, err));
     TRY(family_size(j, "linear_conv_kernel_dim", 16, &g->conv_kernel, err));
     TRY(set_delta_net(c, err));
-    c->state.decays_are_negative = json_get_bool(j, "decays_are_negative", false);
+    family_decay_sign(j, c);
     c->state.heads_are_tiled = json_get_bool(j, "state_heads_are_tiled", false);
     int64_t every = json_get_int(j, "full_attention_interval", 4);
     for (int32_t i = 0; i < c->n_layers; i++) {
@@ -317,6 +321,7 @@ static enum status read_kimi_linear(const struct json *j, struct model_config *c
     TRY(family_size(from, nested ? "head_dim" : "linear_head_dim", 1024, &g->key_dim, err));
     TRY(family_size(from, kernel, 16, &g->conv_kernel, err));
     set_kda(c);
+    family_decay_sign(j, c);
     c->state.low_rank = c->state.layer.key_dim;
     TRY(read_kimi_layers(linear, c, err));
     return read_late_experts(j, c, err);
@@ -337,6 +342,7 @@ static enum status read_ling(const struct json *j, struct model_config *c, struc
     c->state.layer.key_dim = c->head_dim;
     TRY(family_size(j, "short_conv_kernel_size", 16, &c->state.layer.conv_kernel, err));
     set_kda(c);
+    family_decay_sign(j, c);
     if (json_get_bool(j, "kda_safe_gate", true)) {
         c->state.decay_bound = (float)json_get_number(j, "kda_lower_bound", -5.0);
     }

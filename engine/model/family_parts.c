@@ -348,6 +348,15 @@ enum status family_query_growth(const struct json *j, struct model_config *c, st
     return OK;
 }
 
+void family_decay_sign(const struct json *j, struct model_config *c)
+{
+    if (json_get_bool(j, "decays_are_negative", false)) {
+        c->state.decay_sign = -1;
+    } else if (json_get_bool(j, "decays_are_positive", false)) {
+        c->state.decay_sign = 1;
+    }
+}
+
 void family_sparse_steps(const struct json *j, struct model_config *c)
 {
     int64_t step = json_get_int(j, "decoder_sparse_step", 1);

@@ -137,6 +137,9 @@ enum status family_mla(const struct json *j, struct model_config *c, struct err 
 /* llama_4_scaling_beta of the rope parameters: the queries of all layers are scaled by position. */
 enum status family_query_growth(const struct json *j, struct model_config *c, struct err *err);
 
+/* How the file stores the decays of recurrent layers. */
+void family_decay_sign(const struct json *j, struct model_config *c);
+
 /* Qwen's rule: every decoder_sparse_step-th layer has experts, except those in mlp_only_layers. */
 void family_sparse_steps(const struct json *j, struct model_config *c);
 

@@ -272,6 +272,7 @@ static const struct key config_keys[] = {
     SWITCH("rope_pairs_together"), // written only by the GGUF conversion, like the next ones
     SWITCH("norms_plus_one"),
     SWITCH("decays_are_negative"),
+    SWITCH("decays_are_positive"),
     SWITCH("state_heads_are_tiled"),
 };
 

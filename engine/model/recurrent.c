@@ -412,17 +412,18 @@ static enum status gguf_vector(struct loader *l, const char *name, const struct 
     const struct state_shard *s = &l->m->shard.state;
     const int64_t n = s->layer.n_heads;
     float *values = xmalloc((size_t)n * sizeof *values);
+    const float sign = (float)l->c->state.decay_sign;
     bool good = true;
     for (int64_t h = 0; h < n; h++) {
         values[h] = weight_part_get(p, 0, stored_head(l, s->first_head + h));
-        good = good && (!is_decay || values[h] <= 0.0f);
-        values[h] = is_decay ? logf(-values[h]) : values[h];
+        good = good && (!is_decay || sign * values[h] >= 0.0f);
+        values[h] = is_decay ? logf(sign * values[h]) : values[h];
     }
     const struct weight_part all = weight_part_plain(values, DT_F32, 1, n, n);
     enum status st = part_open_vector(l, name, &all, out);
     free(values);
     if (!good) {
-        return err_set(l->err, ERR_FORMAT, "%s: tensor %s has a decay above 0",
+        return err_set(l->err, ERR_FORMAT, "%s: tensor %s has a decay with the wrong sign",
                        checkpoint_where(l->options->checkpoint), name);
     }
     return st;
@@ -437,9 +438,11 @@ static enum status head_vector(struct loader *l, int32_t layer, const char *base
     char name[NAME_BYTES];
     int64_t n = all->n_heads * size, dims[] = {1, 1, n, 1};
     struct weight_part p;
+    const bool of_gguf = l->c->state.decay_sign != 0;
+    deep = deep && !of_gguf; // such files differ in the number of dimensions
     part_layer_name(base, layer, name);
     TRY(part_of(l, name, deep ? dims : &n, deep ? 4 : 1, &p));
-    if (!weight_part_is_dummy(&p) && l->c->state.decays_are_negative && size == 1) {
+    if (!weight_part_is_dummy(&p) && of_gguf && size == 1) {
         const bool is_decay = strcmp(base, l->c->names->state->a_log) == 0;
         return gguf_vector(l, name, &p, is_decay, out);
     }

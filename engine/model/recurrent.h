@@ -21,9 +21,11 @@ struct state_config {
     bool norm_is_wide; // the norm has separate weights for every group, instead of one set shared
                        // by all groups
     float norm_eps;
-    /* As GGUF files store them: decays as -e^a_log; value heads by their place among those of a key
-     * head, then by key head, instead of by key head first. */
-    bool decays_are_negative, heads_are_tiled;
+    /* As GGUF files store them: decays as -e^a_log (sign -1) or e^a_log (1), instead of a_log (0);
+     * value heads by their place among those of a key head, then by key head, instead of by key
+     * head first. */
+    int32_t decay_sign;
+    bool heads_are_tiled;
 };
 
 /* Names that follow "model.layers.N.", without ".weight" if the tensor's name ends in it. The
