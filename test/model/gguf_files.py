@@ -319,6 +319,16 @@ def stack_experts(tensors):
         tensors[name] = numpy.stack([experts[i] for i in range(len(experts))])
 
 
+def stack_norms(tensors):
+    """The norms of all heads' q or k as one tensor."""
+    stacks = {}
+    for name in [n for n in tensors if "_layernorm.norms." in n]:
+        base, number, suffix = name.rsplit(".", 2)
+        stacks.setdefault("%s.%s" % (base.removesuffix(".norms"), suffix), {})[int(number)] = tensors.pop(name)
+    for name, norms in stacks.items():
+        tensors[name] = numpy.stack([norms[i] for i in range(len(norms))])
+
+
 def split_by_key_head(x, config):
     """Qwen3-Next's rows are by key head; the file has all queries, keys, values, and gates."""
     groups, r = config["linear_num_key_heads"], config["linear_num_value_heads"] // config["linear_num_key_heads"]
@@ -412,6 +422,8 @@ def model_tensors(folder, config):
         for name in [n for n in tensors if n.split(".", 3)[-1] in GEMMA4_SCALES]:
             yield "blk.%s.%s" % (name.split(".")[2], GEMMA4_SCALES[name.split(".", 3)[-1]]), tensors.pop(name)
     stack_experts(tensors)
+    if family == "stablelm":
+        stack_norms(tensors)
     for name, x in tensors.items():
         if "_exps." in name:
             yield name.replace("model.layers.", "blk."), x

@@ -18,7 +18,7 @@ CANNOT_SAY = {
     "gemma-2": "another scale of queries", "gemma-3-linear": "another scale of queries",
     "llama-dynamic": "a scaling that grows with the text", "mistral": "a window", "qwen2-window": "a window",
     "starcoder2": "a window", "qwen2-moe": "layers without experts", "qwen3-moe-window": "a window",
-    "gpt-oss-clamp": "another limit of the activation", "stablelm-2": "norms of q and k",
+    "gpt-oss-clamp": "another limit of the activation",
 }
 FAMILIES = [f for f in golden.families() if f not in CANNOT_SAY]
 BLOCKS = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4",

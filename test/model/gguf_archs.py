@@ -1,0 +1,326 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes golden folders as llama.cpp's converter would write them, for architectures whose files differ from their folders in little
+but names: a row of FAMILIES for each."""
+import json
+import os
+import re
+
+import numpy
+
+import gguf_files
+from gguf_files import BOOL, F32, I32, STRING, U32
+
+SIGMOID = 2
+
+
+def n_kinds(config, full):
+    """The number of key/value heads of each layer: 0 in those with a state."""
+    return [config.get("n_kv", 1) if i in full else 0 for i in range(config["num_hidden_layers"])]
+
+
+def window_keys(config):
+    kinds = [kind == "sliding_attention" for kind in config["layer_types"]]
+    return {"attention.sliding_window": (U32, config["sliding_window"]), "attention.sliding_window_pattern": ([BOOL], kinds)}
+
+
+def expert_keys(config, count="n_routed_experts", shared="n_shared_experts"):
+    """DeepSeek's names."""
+    return {"expert_count": (U32, config[count]), "expert_shared_count": (U32, config[shared]),
+            "expert_feed_forward_length": (U32, config["moe_intermediate_size"]), "expert_gating_func": (U32, SIGMOID),
+            "expert_weights_scale": (F32, config["routed_scaling_factor"]), "expert_weights_norm": (BOOL, config["norm_topk_prob"]),
+            "expert_group_count": (U32, config["n_group"]), "expert_group_used_count": (U32, config["topk_group"]),
+            "leading_dense_block_count": (U32, config["first_k_dense_replace"])}
+
+
+def mla_keys(config):
+    """Keys are those of all heads: the compressed ones."""
+    rank, rope = config["kv_lora_rank"], config["qk_rope_head_dim"]
+    keys = {"attention.kv_lora_rank": (U32, rank), "attention.q_lora_rank": (U32, config.get("q_lora_rank")),
+            "attention.key_length": (U32, rank + rope), "attention.value_length": (U32, rank),
+            "attention.key_length_mla": (U32, config["qk_nope_head_dim"] + rope), "attention.head_count_kv": (U32, 1),
+            "attention.value_length_mla": (U32, config["v_head_dim"]), "rope.dimension_count": (U32, rope)}
+    scale = ropes(config).get("mscale_all_dim")
+    return {**keys, "rope.scaling.yarn_log_multiplier": (F32, 0.1 * scale if scale else None)}
+
+
+def ropes(config):
+    return config.get("rope_scaling") or config.get("rope_parameters") or {}
+
+
+def alpha_keys(config):
+    """Hunyuan's scaling is part of the base."""
+    size = config["head_dim"]
+    base = config["rope_theta"] * ropes(config)["alpha"] ** (size / (size - 2))
+    return {"rope.freq_base": (F32, base), "rope.scaling.type": (STRING, "none"), "rope.scaling.factor": (F32, 1.0),
+            "rope.scaling.original_context_length": (U32, 1 << 18)}
+
+
+def keys_kimi_linear(config):
+    linear = config["linear_attn_config"]
+    config.update(n_group=config["num_expert_group"], norm_topk_prob=True)
+    keys = {**mla_keys(config), **expert_keys(config, "num_experts", "num_shared_experts")}
+    keys["expert_used_count"] = (U32, config["num_experts_per_token"])
+    return {**keys, "attention.head_count_kv": ([I32], n_kinds(config, [i - 1 for i in linear["full_attn_layers"]])),
+            "attention.value_length": (U32, config["head_dim"]), "kda.head_dim": (U32, linear["head_dim"]),
+            "ssm.conv_kernel": (U32, linear["short_conv_kernel_size"]), "context_length": (U32, config["model_max_length"]),
+            "expert_weights_norm": (BOOL, None)}
+
+
+def keys_bailing(config):
+    every, layers = config["layer_group_size"], config["num_hidden_layers"]
+    keys = {**mla_keys(config), **expert_keys(config, "num_experts", "num_shared_experts")}
+    return {**keys, "attention.head_count_kv": ([I32], n_kinds(config, range(every - 1, layers, every))),
+            "attention.value_length": (U32, config["head_dim"]), "kda.head_dim": (U32, config["head_dim"]),
+            "kda.safe_gate": (BOOL, config["kda_safe_gate"]), "kda.gate_lower_bound": (F32, config["kda_lower_bound"]),
+            "ssm.conv_kernel": (U32, config["short_conv_kernel_size"]),
+            "expert_shared_feed_forward_length": (U32, config["moe_intermediate_size"] * config["num_shared_experts"])}
+
+
+def keys_ernie_moe(config):
+    return {"expert_count": (U32, config["moe_num_experts"]), "expert_used_count": (U32, config["moe_k"]),
+            "interleave_moe_layer_step": (U32, config["moe_layer_interval"]),
+            "leading_dense_block_count": (U32, config["moe_layer_start_index"]),
+            "expert_feed_forward_length": (U32, config["moe_intermediate_size"]),
+            "expert_shared_count": (U32, config["moe_num_shared_experts"]),
+            "expert_shared_feed_forward_length": (U32, config["moe_intermediate_size"] * config["moe_num_shared_experts"])}
+
+
+def keys_hy_v3(config):
+    return {"expert_feed_forward_length": (U32, config["moe_intermediate_size"]),
+            "expert_shared_feed_forward_length": (U32, config["moe_intermediate_size"] * config["num_shared_experts"]),
+            "expert_weights_norm": (BOOL, True), "expert_weights_scale": (F32, config["router_scaling_factor"]),
+            "expert_gating_func": (U32, SIGMOID)}
+
+
+def keys_hunyuan_moe(config):
+    return {"expert_used_count": (U32, config["moe_topk"][0]), "expert_shared_count": (U32, config["num_shared_expert"][0]),
+            "expert_feed_forward_length": (U32, config["moe_intermediate_size"][0]),
+            "expert_shared_feed_forward_length": (U32, config["intermediate_size"]), **alpha_keys(config)}
+
+
+def keys_mistral4(config):
+    """Converted from Mistral's own files, whose queries are scaled by position."""
+    rope = ropes(config)
+    return {**mla_keys(config), **expert_keys(config), "expert_gating_func": (U32, 1),
+            "attention.temperature_scale": (F32, rope["llama_4_scaling_beta"]),
+            "attention.temperature_length": (U32, rope["original_max_position_embeddings"])}
+
+
+def keys_llama4(config):
+    return {"feed_forward_length": (U32, config["intermediate_size_mlp"]),
+            "expert_feed_forward_length": (U32, config["intermediate_size"]),
+            "interleave_moe_layer_step": (U32, config["interleave_moe_layer_step"])}
+
+
+def keys_ministral(config):
+    rope = ropes(config)
+    if config["model_type"] == "mistral":
+        return {}
+    return {"rope.scaling.yarn_log_multiplier": (F32, rope["mscale_all_dim"]),
+            "attention.temperature_scale": (F32, rope["llama_4_scaling_beta"])}
+
+
+def keys_cohere2(config):
+    return {"attention.layer_norm_epsilon": (F32, config["layer_norm_eps"]), "attention.layer_norm_rms_epsilon": (F32, None),
+            "logit_scale": (F32, config["logit_scale"]), "attention.sliding_window": (U32, config["sliding_window"]),
+            "rope.scaling.type": (STRING, "none")}
+
+
+def keys_exaone_moe(config):
+    shared = config["moe_intermediate_size"] * config["num_shared_experts"]
+    return {**expert_keys(config, "num_experts", "num_shared_experts"), **window_keys(config), "nextn_predict_layers": (U32, 0),
+            "expert_shared_feed_forward_length": (U32, shared), "rope.scaling.type": (STRING, "none")}
+
+
+def keys_minimax(config):
+    return {"expert_feed_forward_length": (U32, config["intermediate_size"]), "expert_gating_func": (U32, SIGMOID),
+            "rope.dimension_count": (U32, config["rotary_dim"])}
+
+
+def draft_keys(config):
+    n = config["num_nextn_predict_layers"]
+    return {"block_count": (U32, config["num_hidden_layers"] + n), "nextn_predict_layers": (U32, n)}
+
+
+def keys_glm4_moe(config):
+    half = int(config["head_dim"] * config["partial_rotary_factor"])
+    return {**expert_keys(config), "rope.dimension_count": (U32, half), **draft_keys(config)}
+
+
+def keys_glm4_lite(config):
+    """The converter leaves out how the router scores experts, unless the config says it."""
+    return {**mla_keys(config), **expert_keys(config), "expert_gating_func": (U32, None), **draft_keys(config)}
+
+
+def keys_glm(config):
+    return {"rope.dimension_count": (U32, int(config["head_dim"] * config["partial_rotary_factor"]))}
+
+
+def keys_deepseek(config):
+    return {**mla_keys(config), **expert_keys(config)}
+
+
+def nothing(config):
+    return {}
+
+
+# model_type: (architecture, its keys, whether the rows of q and k are permuted)
+FAMILIES = {
+    "glm4_moe": ("glm4moe", keys_glm4_moe, False), "llama4_text": ("llama4", keys_llama4, False),
+    "ministral3": ("mistral3", keys_ministral, True), "mistral": ("mistral3", keys_ministral, True),
+    "minimax_m2": ("minimax-m2", keys_minimax, False), "kimi_k2": ("deepseek2", keys_deepseek, False),
+    "glm4_moe_lite": ("deepseek2", keys_glm4_lite, False), "mistral4": ("mistral4", keys_mistral4, False),
+    "seed_oss": ("seed_oss", nothing, False), "ernie4_5": ("ernie4_5", nothing, False),
+    "ernie4_5_moe": ("ernie4_5-moe", keys_ernie_moe, False), "hunyuan_v1_dense": ("hunyuan-dense", alpha_keys, False),
+    "hunyuan_v1_moe": ("hunyuan-moe", keys_hunyuan_moe, False), "exaone4": ("exaone4", window_keys, False),
+    "exaone_moe": ("exaone-moe", keys_exaone_moe, False), "cohere2": ("cohere2", keys_cohere2, False),
+    "olmo3": ("olmo2", window_keys, False), "kimi_linear": ("kimi-linear", keys_kimi_linear, False),
+    "bailing_hybrid": ("bailingmoe3", keys_bailing, False), "hy_v3": ("hy_v3", keys_hy_v3, False), "glm": ("chatglm", keys_glm, False)}
+NORMED_AFTER = ("exaone4", "olmo3")  # their norm of that name follows attention
+NORM_IS_POST = ("glm4_moe", "seed_oss")  # the files have another name for the norm before the MLP
+
+# Names of tensors that are not in gguf_files.PARTS.
+PARTS = {
+    "self_attn.query_layernorm": "attn_q_norm", "self_attn.key_layernorm": "attn_k_norm", "mlp.gate.wg": "ffn_gate_inp",
+    "mlp.router.gate": "ffn_gate_inp", "feed_forward.router": "ffn_gate_inp",
+    "mlp.moe_statics.e_score_correction_bias": "exp_probs_b.bias", "block_sparse_moe.e_score_correction_bias": "exp_probs_b.bias",
+    "block_sparse_moe.gate.e_score_correction_bias": "exp_probs_b.bias", "mlp.gate.expert_bias": "exp_probs_b.bias",
+    "mlp.e_score_correction_bias": "exp_probs_b.bias", "mlp.expert_bias": "exp_probs_b", "word_embeddings": "token_embd",
+    "self_attn.A_log": "ssm_a", "self_attn.dt_bias": "ssm_dt.bias", "self_attn.b_proj": "ssm_beta", "self_attn.o_norm": "ssm_norm",
+    "self_attn.f_a_proj": "ssm_f_a", "self_attn.f_b_proj": "ssm_f_b", "self_attn.g_a_proj": "ssm_g_a", "self_attn.g_b_proj": "ssm_g_b",
+    "self_attn.f_proj": "ssm_f_a", "self_attn.dense": "attn_output", "eh_proj": "nextn.eh_proj", "enorm": "nextn.enorm",
+    "hnorm": "nextn.hnorm", "embed_tokens": "token_embd", "shared_head.head": "nextn.shared_head_head",
+    "shared_head.norm": "nextn.shared_head_norm"}
+for each in ("q", "k", "v"):
+    PARTS["self_attn.%s_conv1d" % each] = "ssm_conv1d_" + each
+for half in ("gate", "up", "down"):
+    for shared in ("mlp.shared_mlp", "feed_forward.shared_expert", "block_sparse_moe.shared_experts"):
+        PARTS["%s.%s_proj" % (shared, half)] = "ffn_%s_shexp" % half
+    for name in ("mlp", "feed_forward"):
+        PARTS["%s.experts.%s_proj" % (name, half)] = "ffn_%s_exps" % half
+
+
+def renamed(name, config):
+    base, layer = name.removeprefix("model."), ""
+    if base.startswith("layers."):
+        _, number, base = base.split(".", 2)
+        layer = "blk.%s." % number
+    stem, _, suffix = base.rpartition(".")
+    if suffix not in ("weight", "bias"):
+        return layer + PARTS[base] if base in PARTS else layer + gguf_files.PARTS[base] + ".bias"
+    part = PARTS.get(stem) or gguf_files.PARTS[stem]
+    if layer and part == "token_embd":
+        part = "nextn.embed_tokens"
+    family = config["model_type"]
+    if stem == "post_attention_layernorm" and family in (*NORMED_AFTER, *NORM_IS_POST):
+        part = "post_attention_norm"
+    return layer + part + "." + suffix
+
+
+def stacked(tensors):
+    """One tensor for the experts of each layer."""
+    stacks = {}
+    for name in list(tensors):
+        expert = re.fullmatch(r"model\.layers\.(\d+)\..*\.experts\.(\d+)\.(\w+)\.weight", name)
+        if expert:
+            layer, number, part = expert.groups()
+            stack = stacks.setdefault("blk.%s.ffn_%s_exps.weight" % (layer, gguf_files.EXPERT[part]), {})
+            stack[int(number)] = tensors.pop(name)
+    return {name: numpy.stack([experts[i] for i in range(len(experts))]) for name, experts in stacks.items()}
+
+
+def converted(name, x, config):
+    """(name, array) of the tensors that one becomes."""
+    family, heads = config["model_type"], config["num_attention_heads"]
+    part = name.split(".", 3)[-1]
+    if part.endswith("kv_b_proj.weight"):
+        x = x.reshape(heads, -1, x.shape[-1])
+        nope, layer = config["qk_nope_head_dim"], name.split(".")[2]
+        yield "blk.%s.attn_k_b.weight" % layer, x[:, :nope].swapaxes(1, 2)
+        yield "blk.%s.attn_v_b.weight" % layer, x[:, nope:]
+    elif part.endswith("experts.gate_up_proj"):
+        layer = name.split(".")[2]
+        if family == "mistral4":
+            yield "blk.%s.ffn_gate_up_exps.weight" % layer, x
+        else:
+            for half, y in zip(("gate", "up"), numpy.split(x.swapaxes(1, 2), 2, axis=1)):
+                yield "blk.%s.ffn_%s_exps.weight" % (layer, half), y
+    elif part.endswith("experts.down_proj"):
+        yield "blk.%s.ffn_down_exps.weight" % name.split(".")[2], x if family == "mistral4" else x.swapaxes(1, 2)
+    elif family == "bailing_hybrid" and part.endswith("g_proj.weight"):
+        full = (int(name.split(".")[2]) + 1) % config["layer_group_size"] == 0
+        yield "blk.%s.%s.weight" % (name.split(".")[2], "attn_gate" if full else "ssm_g_a"), x
+    elif "conv1d" in part:
+        yield renamed(name, config), x.reshape(1, x.shape[0], 1, x.shape[-1])
+    elif part.endswith("A_log"):
+        yield renamed(name, config), numpy.exp(x).reshape(-1, 1) if family == "bailing_hybrid" else -numpy.exp(x)
+    else:
+        yield renamed(name, config), x
+
+
+def tensors_of(folder, config):
+    _, _, permuted = FAMILIES[config["model_type"]]
+    found = {n.replace("language_model.", "").replace(".attention.", ".self_attn."): x for n, x in gguf_files.safetensors(folder).items()
+             if not n.startswith((*gguf_files.TOWERS, "vision_", "multi_modal", "mm_projector", "model.mm_", "model.mtp_"))}
+    if config.get("tie_word_embeddings"):
+        found.pop("lm_head.weight", None)
+    yield from stacked(found).items()
+    for name, x in found.items():
+        if permuted and ("q_proj" in name or "k_proj" in name):
+            x = gguf_files.permute(x, config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"])
+        yield from converted(name, x, config)
+
+
+def common_keys(config):
+    heads, rope = config["num_attention_heads"], ropes(config)
+    size = config.get("head_dim") or config["hidden_size"] // heads
+    experts = config.get("num_local_experts") or config.get("num_experts")
+    keys = {"context_length": (U32, config.get("max_position_embeddings")), "embedding_length": (U32, config["hidden_size"]),
+            "block_count": (U32, config["num_hidden_layers"]),
+            "feed_forward_length": (U32, config["intermediate_size"]), "attention.head_count": (U32, heads),
+            "attention.head_count_kv": (U32, config.get("num_key_value_heads") or heads),
+            "attention.key_length": (U32, size), "attention.value_length": (U32, size), "vocab_size": (U32, config["vocab_size"]),
+            "attention.layer_norm_rms_epsilon": (F32, config.get("rms_norm_eps")), "expert_count": (U32, experts),
+            "expert_used_count": (U32, config.get("num_experts_per_tok")),
+            "rope.freq_base": (F32, rope.get("rope_theta") or config.get("rope_theta"))}
+    if (rope.get("rope_type") or rope.get("type")) == "yarn":
+        keys.update({"rope.scaling.type": (STRING, "yarn"), "rope.scaling.factor": (F32, rope["factor"]),
+                     "rope.scaling.original_context_length": (U32, rope["original_max_position_embeddings"]),
+                     "rope.scaling.yarn_beta_fast": (F32, rope.get("beta_fast")),
+                     "rope.scaling.yarn_beta_slow": (F32, rope.get("beta_slow")),
+                     "rope.scaling.yarn_attn_factor": (F32, rope.get("attention_factor"))})
+    return keys
+
+
+def divisors(rope, size, theta):
+    """Those of Llama 3's scaling; with equal factors there is nothing between its two halves."""
+    if rope["low_freq_factor"] == rope["high_freq_factor"]:
+        limit = rope["original_max_position_embeddings"] / rope["low_freq_factor"]
+        return [rope["factor"] if 2 * numpy.pi * theta ** (i / size) > limit else 1.0 for i in range(0, size, 2)]
+    return gguf_files.llama3_divisors(rope, size, theta)
+
+
+def read_config(folder):
+    with open(os.path.join(folder, "config.json")) as f:
+        config = json.load(f)
+    return {**config, **config.get("text_config", {})}
+
+
+def convert(folder, path, type_of=lambda name, x: "F32", more=()):
+    """type_of: the type in which a matrix is stored; vectors are F32. more: keys in place of the folder's."""
+    config, w = read_config(folder), gguf_files.Writer()
+    arch, keys, _ = FAMILIES[config["model_type"]]
+    w.key("general.architecture", STRING, arch)
+    for name, (kind, v) in {**common_keys(config), **keys(config), **dict(more)}.items():
+        if v is not None:
+            w.key(arch + "." + name, kind, v)
+    gguf_files.tokenizer_keys(w, folder)
+    rope = ropes(config)
+    if rope.get("rope_type") == "llama3":
+        size, theta = config["head_dim"], rope.get("rope_theta") or config["rope_theta"]
+        w.tensor("rope_freqs.weight", "F32", (size // 2,), numpy.array(divisors(rope, size, theta), "<f4").tobytes())
+    for i, (name, x) in enumerate(tensors_of(folder, config)):
+        plain = x.ndim < 2 or re.search(r"ffn_gate_inp|conv1d|ssm_a|bias$|exp_probs", name)
+        kind = "F32" if plain else type_of(name, x)
+        w.tensor(name, kind, x.shape, gguf_files.encode(x, kind, i))
+    return w.write(path)

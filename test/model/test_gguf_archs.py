@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Architectures of GGUF files whose families have folders in test/golden-families: stored answers, from files as llama.cpp's
+converter would write them, and what such a file cannot say."""
+import json
+import os
+import shutil
+
+import numpy
+import pytest
+
+import gguf_archs
+import gguf_files
+import golden
+from gguf_files import BOOL, F32, STRING, U32
+from test_gguf import refused, scores
+
+# The converter's constants replace the sizes of this folder's chunks and steps.
+FIXED = ("llama-4",)
+
+
+def families():
+    rows = []
+    for folder in (golden.GOLDEN, golden.FAMILIES):
+        for name in sorted(os.listdir(folder)):
+            path = os.path.join(folder, name)
+            if os.path.exists(os.path.join(path, "config.json")) and name not in FIXED:
+                kind = gguf_archs.read_config(path)["model_type"]
+                if kind in gguf_archs.FAMILIES and (kind != "mistral" or name == "mistral-3"):
+                    rows.append(path)
+    return rows
+
+
+@pytest.fixture
+def stored(monkeypatch):
+    """Makes golden's functions use the answers of a folder for a file."""
+    def use(folder):
+        answers = golden.expected(folder)
+        monkeypatch.setattr(golden, "expected", lambda _: answers)
+    return use
+
+
+@pytest.mark.parametrize("folder", families(), ids=os.path.basename)
+def test_stored_answers(folder, tmp_path, stored):
+    path = gguf_archs.convert(folder, str(tmp_path / "m.gguf"))
+    stored(folder)
+    golden.check_exact(path)
+
+
+@pytest.mark.parametrize("name", ["glm-4.7-flash", "kimi-linear", "ling-3", "exaone-moe"])
+def test_ranks(name, tmp_path, stored):
+    """Parts of MLA's products, which such files store by head, and states are shared among ranks."""
+    folder = os.path.join(golden.FAMILIES, name)
+    path = gguf_archs.convert(folder, str(tmp_path / "m.gguf"))
+    stored(folder)
+    golden.check_exact(path, 1e-3, "--tensor-parallel-size", "2", *golden.TWO_THREADS)
+
+
+@pytest.mark.parametrize("name", ["glm-4.5", "kimi-k2", "ministral-3"])
+def test_f16(name, tmp_path, stored):
+    folder = os.path.join(golden.FAMILIES, name)
+    path = gguf_archs.convert(folder, str(tmp_path / "m.gguf"), lambda name, x: "F16")
+    stored(folder)
+    golden.check_exact(path, 1e-3)
+
+
+def changed_folder(folder, path, **keys):
+    """A folder with other values in its text config."""
+    shutil.copytree(folder, path)
+    with open(os.path.join(folder, "config.json")) as f:
+        config = json.load(f)
+    config.get("text_config", config).update(keys)
+    (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
+@pytest.mark.parametrize("window", [None, 0], ids=["chunks", "full attention"])
+def test_llama4(window, tmp_path):
+    """Such a file says neither how long chunks are nor how queries grow: all have the released models' values. A window of
+    0 means that all layers have full attention with positions."""
+    keys = {"attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1}
+    if window == 0:
+        keys = {"layer_types": ["full_attention"] * 8, "no_rope_layers": [1] * 8, "attn_temperature_tuning": False}
+    folder = changed_folder(os.path.join(golden.FAMILIES, "llama-4"), tmp_path / "folder", **keys)
+    path = gguf_archs.convert(str(folder), str(tmp_path / "m.gguf"), more=() if window is None else {"attention.sliding_window": (U32, 0)})
+    assert scores(path, "--dtype", "float32") == scores(folder, "--dtype", "float32")
+
+
+def test_exaone_without_a_window(tmp_path):
+    """A file without a window has full attention with positions in all layers, unless it has 64 of them."""
+    keys = {"sliding_window": None, "sliding_window_pattern": None, "layer_types": ["full_attention"] * 8}
+    folder = changed_folder(os.path.join(golden.FAMILIES, "exaone-4"), tmp_path / "folder", **keys)
+    path = gguf_archs.convert(str(folder), str(tmp_path / "m.gguf"),
+                              more={"attention.sliding_window": (U32, None), "attention.sliding_window_pattern": ([BOOL], None)})
+    for have, want in zip(scores(path, "--dtype", "float32"), scores(folder, "--dtype", "float32")):
+        assert have["outputs"][0]["token_ids"] == want["outputs"][0]["token_ids"]
+        assert have["prompt_logprobs"][1:] == pytest.approx(want["prompt_logprobs"][1:], abs=1e-4)  # its frequencies are rounded
+
+
+def test_solar_open(tmp_path):
+    """Written as GLM, without norms of q and k and with whole heads rotated."""
+    source = os.path.join(golden.FAMILIES, "glm-4.5")
+    config = gguf_archs.read_config(source)
+    drop = ("use_qk_norm", "partial_rotary_factor", "num_nextn_predict_layers", "first_k_dense_replace")
+    tensors = {n: x for n, x in gguf_files.safetensors(source).items() if "_norm" not in n or "layernorm" in n}
+    for layer in (0, 1):  # dense, which Solar Open has none of
+        for name in [n for n in tensors if n.startswith("model.layers.%d." % layer)]:
+            tensors.pop(name)
+    tensors = {n.replace("layers.2.", "layers.0.").replace("layers.3.", "layers.1."): x for n, x in tensors.items() if "layers.4." not in n}
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({
+        **{k: v for k, v in config.items() if k not in drop}, "model_type": "solar_open", "architectures": ["SolarOpenForCausalLM"],
+        "num_hidden_layers": 2, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(os.path.join(source, name), folder)
+    write_safetensors(folder / "model.safetensors", tensors)
+    (tmp_path / "glm").mkdir()
+    (tmp_path / "glm" / "config.json").write_text(json.dumps({
+        **config, "num_hidden_layers": 2, "first_k_dense_replace": 0, "num_nextn_predict_layers": 0, "partial_rotary_factor": 1.0}))
+    for name in ("model.safetensors", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(folder / name, tmp_path / "glm")
+    path = gguf_archs.convert(str(tmp_path / "glm"), str(tmp_path / "m.gguf"))
+    assert scores(path, "--dtype", "float32") == scores(folder, "--dtype", "float32")
+
+
+def write_safetensors(path, tensors):
+    head, data, at = {}, [], 0
+    for name, x in tensors.items():
+        raw = numpy.ascontiguousarray(x, "<f4").tobytes()
+        head[name] = {"dtype": "F32", "shape": list(x.shape), "data_offsets": [at, at + len(raw)]}
+        at += len(raw)
+        data.append(raw)
+    text = json.dumps(head).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(data))
+
+
+@pytest.mark.parametrize("name", ["glm-4.5", "ministral-3", "stablelm-2"])
+def test_q_k_and_v_in_one_tensor(name, tmp_path):
+    convert, folder = gguf_archs.convert, os.path.join(golden.FAMILIES, name)
+    if name == "stablelm-2":
+        convert, folder = gguf_files.convert, os.path.join(golden.GOLDEN, name)
+    path = convert(folder, str(tmp_path / "m.gguf"))
+    expected, w = scores(path, "--dtype", "float32"), gguf_files.read(path)
+    stored = {t[0]: t for t in w.tensors}
+    for t in list(w.tensors):
+        if ".attn_q." in t[0]:
+            parts = [stored.pop(t[0].replace("_q.", "_%s." % part)) for part in "qkv"]
+            shape = (sum(p[2][0] for p in parts), *t[2][1:])
+            stored[t[0]] = (t[0].replace("_q.", "_qkv."), "F32", shape, b"".join(p[3] for p in parts))
+    w.tensors = list(stored.values())
+    assert any("attn_qkv" in t[0] for t in w.tensors)
+    assert scores(w.write(path), "--dtype", "float32") == expected
+    w.tensors = [(t[0], "F32", (t[2][0] - 1, *t[2][1:]), t[3][:-4 * numpy.prod(t[2][1:], dtype=int)]) if "attn_qkv.w" in t[0] else t
+                 for t in w.tensors]
+    refused(w.write(path), "attn_qkv", "does not belong to the architecture")
+
+
+# Sizes that blocks of 256 divide; MLA's keys have 192 elements without positions, as in GLM-4.7-Flash.
+LARGE = {"model_type": "deepseek_v3", "hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 256,
+         "vocab_size": 384, "rms_norm_eps": 1e-6, "max_position_embeddings": 256, "rope_theta": 10000.0, "kv_lora_rank": 256,
+         "q_lora_rank": 256, "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "v_head_dim": 256, "n_routed_experts": 8,
+         "n_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 256, "routed_scaling_factor": 1.8,
+         "norm_topk_prob": True, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
+
+
+def large_model(path, kind, other="Q8_0"):
+    """Matrices in blocks; `other` is the type of MLA's keys, whose rows blocks of 256 do not divide."""
+    c, w, rng = LARGE, gguf_files.Writer(), numpy.random.default_rng(11)
+    w.key("general.architecture", STRING, "deepseek2")
+    for name, (key_kind, v) in {**gguf_archs.common_keys(c), **gguf_archs.keys_deepseek(c)}.items():
+        if v is not None:
+            w.key("deepseek2." + name, key_kind, v)
+    gguf_files.tokenizer_keys(w, os.path.join(golden.GOLDEN, "qwen3"), "qwen2")
+    rows = {"token_embd.weight": (384, 256), "output.weight": (384, 256), "output_norm.weight": (256,)}
+    for i in range(2):
+        layer = {"attn_norm.weight": (256,), "ffn_norm.weight": (256,), "attn_q_a.weight": (256, 256), "attn_q_a_norm.weight": (256,),
+                 "attn_q_b.weight": (1024, 256), "attn_kv_a_mqa.weight": (320, 256), "attn_kv_a_norm.weight": (256,),
+                 "attn_k_b.weight": (4, 256, 192), "attn_v_b.weight": (4, 256, 256), "attn_output.weight": (256, 1024)}
+        if i == 0:
+            layer.update({"ffn_%s.weight" % half: (256, 256) for half in ("gate", "up", "down")})
+        else:
+            layer.update({"ffn_%s_%s.weight" % (half, of): shape for half in ("gate", "up", "down")
+                          for of, shape in (("exps", (8, 256, 256)), ("shexp", (256, 256)))})
+            layer.update({"ffn_gate_inp.weight": (8, 256), "exp_probs_b.bias": (8,)})
+        rows.update({"blk.%d.%s" % (i, name): shape for name, shape in layer.items()})
+    for i, (name, shape) in enumerate(rows.items()):
+        plain = len(shape) == 1 or "gate_inp" in name
+        x = (1 if "norm" in name else 0) + 0.05 * rng.standard_normal(shape)
+        stored = "F32" if plain else other if "k_b" in name else kind
+        w.tensor(name, stored, shape, gguf_files.encode(x, stored, i))
+    return w.write(str(path))
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", "Q6_K", "IQ3_S", "BF16"])
+def test_blocks_equal_their_plain_values(kind, tmp_path):
+    path = large_model(tmp_path / "m.gguf", kind, "BF16" if kind == "BF16" else "Q8_0")
+    twin = gguf_files.plain_twin(path, str(tmp_path / "plain.gguf"))
+    for dtype in ("float32", "bfloat16"):
+        assert scores(path, "--dtype", dtype) == scores(twin, "--dtype", dtype), dtype
+    ranks = ("--tensor-parallel-size", "2", *golden.TWO_THREADS)
+    if golden.EXACT_RANKS:
+        assert scores(path, *ranks) == scores(path, *golden.TWO_THREADS)
+
+
+@pytest.mark.parametrize("name, keys, words", [
+    ("glm-4.5", {"expert_gating_func": (U32, 1)}, ["glm4moe.expert_gating_func is 1, which is not supported"]),
+    ("glm-4.5", {"attention.temperature_scale": (F32, 0.1)}, ["glm4moe.attention.temperature_scale is 0.1"]),
+    ("minimax-m2", {"expert_weights_scale": (F32, 2.5)}, ["minimax-m2.expert_weights_scale is 2.5"]),
+    ("llama-4", {"attention.sliding_window_pattern": (U32, 6)}, ["sliding_window_pattern other than 4"]),
+    ("exaone-moe", {"attention.sliding_window_pattern": ([BOOL], [True])}, ["sliding_window_pattern has no number for layer 1"]),
+    ("exaone-moe", {"attention.sliding_window_pattern": (F32, 1.5)}, ["sliding_window_pattern is not a number of layers"]),
+    ("cohere-2", {"attention.sliding_window": (U32, None)}, ["the key cohere2.attention.sliding_window is missing"]),
+    ("hy-3", {"expert_weights_norm": (BOOL, False)}, ["hy_v3.expert_weights_norm is false"]),
+    ("hy-3", {"expert_shared_feed_forward_length": (U32, 25)}, ["expert_shared_feed_forward_length is 25, with experts of 24"]),
+    ("kimi-k2", {"expert_gating_func": (U32, 1), "attention.temperature_scale": (F32, 0.1), "attention.temperature_length": (U32, 7)},
+     ["temperature_length is 7, but the original context 32"]),
+    ("kimi-k2", {"rope.scaling.attn_factor": (F32, 2.0)}, ["rope.scaling.attn_factor is 2, which is not supported beside yarn"]),
+    ("ling-3", {"swiglu_clamp_exp": ([F32], [0.0] * 4 + [7.0] * 4)}, ["swiglu_clamp_exp is 7, which is not supported"]),
+])
+def test_keys_that_are_not_supported_are_named(name, keys, words, tmp_path):
+    path = gguf_archs.convert(os.path.join(golden.FAMILIES, name), str(tmp_path / "m.gguf"), more=keys)
+    refused(path, *words)
+
+
+def test_decays_with_the_wrong_sign_are_refused(tmp_path):
+    for name in ("kimi-linear", "ling-3"):
+        w = gguf_files.read(gguf_archs.convert(os.path.join(golden.FAMILIES, name), str(tmp_path / "m.gguf")))
+        w.tensors = [(*t[:3], (-numpy.frombuffer(t[3], "<f4", 4)).tobytes()) if t[0].endswith("ssm_a") else t for t in w.tensors]
+        refused(w.write(str(tmp_path / "m.gguf")), "has a decay with the wrong sign")
