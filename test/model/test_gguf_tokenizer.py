@@ -13,7 +13,7 @@ from test_tokenizer import NAMES, ROOT, SHARED, TOK, check, decode_lines, encode
 
 OWN = {"gpt2": "gpt-2", "llama3": "llama-bpe", "qwen2": "qwen2", "qwen35": "qwen35", "o200k": "gpt-4o",
        "deepseek": "deepseek-v3", "starcoder": "starcoder", "llama2": "", "gemma": ""}
-REAL = {"gpt-2": "gpt-2", "llama-3": "llama-bpe", "qwen2": "qwen2", "gpt-oss": "gpt-4o", "granite-3": "refact",
+REAL = {"deepseek-llm": "deepseek-llm", "gpt-2": "gpt-2", "llama-3": "llama-bpe", "qwen2": "qwen2", "gpt-oss": "gpt-4o", "granite-3": "refact",
         "tekken-style": "tekken", "deepseek3-style": "deepseek-v3", "llama-2": "", "phi-3": "", "mini-llama-2": "",
         "mini-llama-3": "llama-bpe", "mini-qwen2": "qwen2"}
 
@@ -70,3 +70,49 @@ def test_real(name, tmp_path):
     arch = "phi3" if name == "phi-3" else "llama"
     # The code that streams text does not depend on the file format: test_own and test_tokenizer.py test it.
     check_file(write(tmp_path / "t.gguf", tok, vectors, REAL[name], arch), source, vectors, streams=NIGHTLY)
+
+
+SHORT = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+NOT_HAN = "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}&&[^\\p{Han}]]%s[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}&&[^\\p{Han}]]%s"
+O200K = "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]%s[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]%s"
+BEHIND = "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+BY_THREE = SHORT + "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|" + BEHIND
+# The patterns in the families' own files.
+PATTERNS = {
+    "glm4": BY_THREE, "glm5": BY_THREE, "chatglm-bpe": BY_THREE,
+    "kimi-k2": "|".join(["[\\p{Han}]+", NOT_HAN % ("*", "+") + SHORT + "?", NOT_HAN % ("+", "*") + SHORT + "?", "\\p{N}{1,3}",
+                         " ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*", BEHIND]),
+    "minimax-m2": "|".join([O200K % ("*", "+") + SHORT + "?", O200K % ("+", "*") + SHORT + "?", "\\p{N}{1,3}",
+                            " ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*", BEHIND]),
+    "exaone-moe": "|".join([SHORT, "[^\\r\\n\\p{L}\\p{N}]?(?:\\p{L}\\p{M}*(?: \\p{L}\\p{M}*)*)+", "\\p{N}",
+                            " ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]?", "\\s*[\\r\\n]", "\\s+(?!\\S)", "\\s+"])}
+TEXTS = ["Hello world, it's 12345 o'clock\n\n  x", "\u6c49\u5b57 and Kana \u304b\u306a\u6f22\u5b57abc", "XMLHttp URLs don'T\r\n/path/to//x\n",
+         "\u0928\u092e\u0938\u094d\u0924\u0947 \u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35 one two  three", "  \t\n \r\n!!!\n/ //\n", "na\u00efve \u01c5 \u02b0 \u0301a 3\u00bd\u216b",
+         "\u6f22a\u6f22 \u3007\u3400\u4e00x \u5b57's", "a b c d  e f\ng"]
+
+
+@pytest.mark.parametrize("pre", PATTERNS)
+def test_patterns_as_the_library_reads_them(pre, tmp_path):
+    """The vocabulary has merges across most of the places at which patterns split."""
+    tokenizers = pytest.importorskip("tokenizers")
+    tok = json.loads((ROOT / "test" / "tokenizers" / "gpt2.json").read_text())
+    texts, letters = set(tok["model"]["vocab"]), tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    merges = list(tok["model"]["merges"])
+    for text in TEXTS:  # every prefix is a token, so ids tell where the text was split
+        whole = letters.pre_tokenize_str(text)[0][0]
+        for i in range(1, len(whole)):
+            if whole[:i + 1] not in texts:
+                texts.add(whole[:i + 1])
+                merges.append([whole[:i], whole[i]])
+    added = sorted(texts - set(tok["model"]["vocab"]))
+    first = max([*tok["model"]["vocab"].values(), *(a["id"] for a in tok["added_tokens"])]) + 1
+    tok["model"]["vocab"].update({text: first + i for i, text in enumerate(added)})
+    tok["model"].update(merges=merges, ignore_merges=pre in ("glm4", "glm5", "kimi-k2"))
+    tok["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [
+        {"type": "Split", "pattern": {"Regex": PATTERNS[pre]}, "behavior": "Isolated", "invert": False},
+        {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}]}
+    theirs = tokenizers.Tokenizer.from_str(json.dumps(tok))
+    path = write(tmp_path / "t.gguf", tok, {"add_special": {"prefix": [], "suffix": []}}, pre)
+    answers = run(path, [{"text": text, "add_special_tokens": False} for text in TEXTS])
+    for text, answer in zip(TEXTS, answers):
+        assert answer["ids"] == theirs.encode(text, add_special_tokens=False).ids, text
