@@ -76,9 +76,10 @@ static enum status more_stablelm(const struct maker *m)
 /* GLM-4V's rows are in another order, which only its sections of positions tell. */
 static enum status more_glm4(const struct maker *m)
 {
-    double sections = 0;
-    maker_number_at(m, "rope.dimension_sections", 0, &sections);
-    if (sections > 0) {
+    double first = 0, second = 0;
+    maker_number_at(m, "rope.dimension_sections", 0, &first);
+    maker_number_at(m, "rope.dimension_sections", 1, &second);
+    if (first > 0 && second > 0) {
         maker_put_flag(m, "rope_pairs_together", false);
     }
     return OK;

@@ -227,3 +227,22 @@ def test_decays_with_the_wrong_sign_are_refused(tmp_path):
         w = gguf_files.read(gguf_archs.convert(os.path.join(golden.FAMILIES, name), str(tmp_path / "m.gguf")))
         w.tensors = [(*t[:3], (-numpy.frombuffer(t[3], "<f4", 4)).tobytes()) if t[0].endswith("ssm_a") else t for t in w.tensors]
         refused(w.write(str(tmp_path / "m.gguf")), "has a decay with the wrong sign")
+
+
+def test_glm_4v(tmp_path, stored):
+    """The rows of its q and k are in another order, which only the key of its positions' sections tells."""
+    folder = os.path.join(golden.GOLDEN, "glm4")
+    w, config = gguf_files.read(gguf_files.convert(folder, str(tmp_path / "m.gguf"))), gguf_archs.read_config(folder)
+    size, rotated = config["head_dim"], config["head_dim"] // 2
+
+    def halves(x):
+        heads = x.reshape(-1, size, *x.shape[1:])
+        parts = [heads[:, :rotated:2], heads[:, 1:rotated:2], heads[:, rotated:]]
+        return numpy.concatenate(parts, axis=1).reshape(x.shape)
+
+    w.tensors = [(name, kind, shape, halves(numpy.frombuffer(data, "<f4", numpy.prod(shape)).reshape(shape)).tobytes())
+                 if ".attn_q." in name or ".attn_k." in name else (name, kind, shape, data) for name, kind, shape, data in w.tensors]
+    w.key("glm4.rope.dimension_sections", [gguf_files.I32], [rotated // 2 - 1, 1, 0, 0])
+    w.write(str(tmp_path / "m.gguf"))
+    stored(folder)
+    golden.check_exact(str(tmp_path / "m.gguf"))
