@@ -23,6 +23,16 @@ static const struct rename gemma4[] = {
     {"expert_feed_forward_length", "moe_intermediate_size", INTEGER},
     {NULL, NULL, INTEGER},
 };
+static const struct rename gemma3[] = {
+    {"final_logit_softcapping", "final_logit_softcapping", NUMBER},
+    {"attn_logit_softcapping", "attn_logit_softcapping", NUMBER},
+    {"rope.freq_base_swa", NULL, NUMBER},
+    {NULL, NULL, INTEGER},
+};
+static const struct rename olmo3[] = {
+    {"rope.freq_base_swa", NULL, NUMBER},
+    {NULL, NULL, INTEGER},
+};
 static const struct rename stablelm[] = {
     {"use_parallel_residual", "use_parallel_residual", FLAG},
     {NULL, NULL, INTEGER},
@@ -64,6 +74,19 @@ static enum status more_gemma3(const struct maker *m)
     maker_put_number(m, "sliding_window_pattern", pattern);
     maker_put_number(m, "rope_local_base_freq", maker_number_or(m, "rope.freq_base_swa", 10000));
     return more_gemma(m, 62);
+}
+
+/* Positions can be switched off. */
+static enum status more_granite(const struct maker *m)
+{
+    bool rotated = true;
+    gguf_get_bool(m->g, "granite.rope.scaling.finetuned", &rotated);
+    if (!rotated) {
+        return err_set(m->err, ERR_UNSUPPORTED,
+                       "granite.rope.scaling.finetuned is false: attention without positions is "
+                       "not supported");
+    }
+    return maker_put_granite_scale(m);
 }
 
 /* Per-head norms of q and k are one tensor. */
@@ -139,20 +162,24 @@ static const struct arch rows[] = {
     {.name = "gemma3",
      .model_type = "gemma3_text",
      .norms_plus_one = true,
-     .renames = gemma2,
+     .renames = gemma3,
      .more = more_gemma3},
     {.name = "gemma4",
      .model_type = "gemma4_text",
      .renames = gemma4,
      .by_layer = maker_put_gemma4},
     {.name = "phi3", .model_type = "phi3"},
-    {.name = "olmo2", .is = has_window, .model_type = "olmo3", .more = more_olmo3},
+    {.name = "olmo2",
+     .is = has_window,
+     .model_type = "olmo3",
+     .renames = olmo3,
+     .more = more_olmo3},
     {.name = "olmo2", .model_type = "olmo2"},
     {.name = "granite",
      .model_type = "granite",
      .pairs_together = true,
      .renames = granite,
-     .more = maker_put_granite_scale},
+     .more = more_granite},
     {.name = "smollm3", .model_type = "smollm3", .pairs_together = true},
     {.name = "starcoder2", .model_type = "starcoder2"},
     {.name = "stablelm", .model_type = "stablelm", .renames = stablelm, .more = more_stablelm},

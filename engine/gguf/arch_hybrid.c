@@ -131,12 +131,12 @@ static enum status more_falcon_h1(const struct maker *m)
     return OK;
 }
 
-/* Granite's attention has positions only if the file says that its scaling is "finetuned". */
+/* Granite's attention has no positions if the file says that its scaling is not "finetuned". */
 static enum status more_granite_hybrid(const struct maker *m)
 {
     double inner, width, ffn;
     char full[96];
-    bool rotated = false;
+    bool rotated = true;
     size_t first = 0;
     TRY(maker_need_number(m, "embedding_length", &width));
     TRY(maker_need_number(m, "feed_forward_length", &ffn));

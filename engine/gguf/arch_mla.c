@@ -14,6 +14,7 @@
         {"rope.dimension_count", "qk_rope_head_dim", INTEGER},                                     \
         {"leading_dense_block_count", "first_k_dense_replace", INTEGER},                           \
         {"expert_feed_forward_length", "moe_intermediate_size", INTEGER},                          \
+        {"expert_group_count", NULL, INTEGER},                                                     \
     {                                                                                              \
         "expert_weights_scale", "routed_scaling_factor", NUMBER                                    \
     }
@@ -132,6 +133,12 @@ static enum status more_kimi_linear(const struct maker *m)
 static enum status more_bailing3(const struct maker *m)
 {
     int32_t layers, drafts;
+    double sections = 0;
+    maker_number_at(m, "rope.dimension_sections", 0, &sections);
+    if (sections > 0) {
+        return err_set(m->err, ERR_UNSUPPORTED, "%s.rope.dimension_sections is not supported",
+                       m->arch->name);
+    }
     TRY(put_heads(m));
     TRY(maker_put_switch(m, "expert_weights_norm", "norm_topk_prob"));
     TRY(gguf_count_layers(m->g, &layers, &drafts, m->err));

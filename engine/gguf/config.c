@@ -36,6 +36,31 @@ static bool is_renamed(const struct maker *m, const char *key)
     return r && r->key;
 }
 
+/* Layers with a window have the sizes and the base of the others, unless the architecture reads
+ * these keys. */
+static enum status check_windowed(const struct maker *m)
+{
+    static const struct {
+        const char *key, *of_others;
+        double otherwise; // 0: without the second key the first one does not matter
+    } rows[] = {
+        {"rope.freq_base_swa", "rope.freq_base", 10000},
+        {"rope.dimension_count_swa", "rope.dimension_count", 0},
+        {"attention.key_length_swa", "attention.key_length", 0},
+        {"attention.value_length_swa", "attention.value_length", 0},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0] && !m->arch->by_layer; i++) {
+        const double others = maker_number_or(m, rows[i].of_others, rows[i].otherwise);
+        const double v = maker_number_or(m, rows[i].key, others);
+        if (v != others && others > 0 && !is_renamed(m, rows[i].key)) {
+            return err_set(m->err, ERR_UNSUPPORTED,
+                           "%s.%s is %g, unlike that of other layers, which is not supported",
+                           m->arch->name, rows[i].key, v);
+        }
+    }
+    return OK;
+}
+
 /* Keys that change the model's results but are not supported. Only values without an effect are
  * accepted. */
 static enum status check_unread(const struct maker *m)
@@ -56,6 +81,7 @@ static enum status check_unread(const struct maker *m)
         {"moe_every_n_layers", 0, 0},
         {"interleave_moe_layer_step", 0, 1},
         {"expert_weights_scale", 0, 1}, // 0 means none
+        {"expert_group_count", 0, 1},
         {"swiglu_clamp_exp", 0, 0},
         {"swiglu_clamp_shexp", 0, 0},
     };
@@ -69,6 +95,7 @@ static enum status check_unread(const struct maker *m)
             }
         }
     }
+    TRY(check_windowed(m));
     const double gating = maker_number_or(m, "expert_gating_func", 0);
     if (m->arch->gating != GATING_ANY && gating != 0 && gating != (double)m->arch->gating) {
         return err_set(m->err, ERR_UNSUPPORTED,
@@ -271,12 +298,6 @@ static enum status put_yarn(const struct maker *m)
         maker_put_number(m, "mscale", whole ? 1 : log_multiplier * 10);
         maker_put_number(m, "mscale_all_dim", whole ? log_multiplier : log_multiplier * 10);
     }
-    const double attention = maker_number_or(m, "rope.scaling.attn_factor", 1);
-    if (attention != 1) {
-        return err_set(m->err, ERR_UNSUPPORTED,
-                       "%s.rope.scaling.attn_factor is %g, which is not supported beside yarn",
-                       m->arch->name, attention);
-    }
     return maker_put_all(m, rows);
 }
 
@@ -286,15 +307,16 @@ static enum status put_scaling(const struct maker *m, const char *type)
 {
     double factor =
         maker_number_or(m, "rope.scaling.factor", maker_number_or(m, "rope.scale_linear", 1));
+    const double attention = maker_number_or(m, "rope.scaling.attn_factor", 0);
     if (maker_has_tensor(m, "rope_freqs.weight")) {
         TRY(put_divisors(m, "rope_freqs.weight", "rope_freqs.weight"));
         maker_put_number(m, "attention_factor", 1);
     } else if (maker_has_tensor(m, "rope_factors_long.weight")) {
         TRY(put_divisors(m, "rope_factors_short.weight", "rope_factors_long.weight"));
-        double attention = maker_number_or(m, "rope.scaling.attn_factor", 0);
         if (attention > 0) {
             maker_put_number(m, "attention_factor", attention);
         }
+        return OK;
     } else if (strcmp(type, "yarn") == 0) {
         TRY(put_yarn(m));
         maker_put_flag(m, "truncate", strcmp(m->arch->name, "gpt-oss") != 0);
@@ -306,6 +328,12 @@ static enum status put_scaling(const struct maker *m, const char *type)
     } else {
         return err_set(m->err, ERR_UNSUPPORTED, "%s.rope.scaling.type: '%.30s' is not supported",
                        m->arch->name, type);
+    }
+    if (attention > 0 && attention != 1) {
+        return err_set(m->err, ERR_UNSUPPORTED,
+                       "%s.rope.scaling.attn_factor is %g, which is only supported with factors of "
+                       "long and short texts",
+                       m->arch->name, attention);
     }
     return OK;
 }

@@ -73,6 +73,13 @@ def changed_folder(folder, path, **keys):
     return path
 
 
+def check_close(path, folder):
+    """The numbers of a file's keys are rounded."""
+    for have, want in zip(scores(path, "--dtype", "float32"), scores(folder, "--dtype", "float32")):
+        assert have["outputs"][0]["token_ids"] == want["outputs"][0]["token_ids"]
+        assert have["prompt_logprobs"][1:] == pytest.approx(want["prompt_logprobs"][1:], abs=1e-4)
+
+
 @pytest.mark.parametrize("window", [None, 0], ids=["chunks", "full attention"])
 def test_llama4(window, tmp_path):
     """Such a file says neither how long chunks are nor how queries grow: all have the released models' values. A window of
@@ -91,9 +98,7 @@ def test_exaone_without_a_window(tmp_path):
     folder = changed_folder(os.path.join(golden.FAMILIES, "exaone-4"), tmp_path / "folder", **keys)
     path = gguf_archs.convert(str(folder), str(tmp_path / "m.gguf"),
                               more={"attention.sliding_window": (U32, None), "attention.sliding_window_pattern": ([BOOL], None)})
-    for have, want in zip(scores(path, "--dtype", "float32"), scores(folder, "--dtype", "float32")):
-        assert have["outputs"][0]["token_ids"] == want["outputs"][0]["token_ids"]
-        assert have["prompt_logprobs"][1:] == pytest.approx(want["prompt_logprobs"][1:], abs=1e-4)  # its frequencies are rounded
+    check_close(path, folder)
 
 
 def test_solar_open(tmp_path):
@@ -214,7 +219,11 @@ def test_blocks_equal_their_plain_values(kind, tmp_path):
     ("hy-3", {"expert_shared_feed_forward_length": (U32, 25)}, ["expert_shared_feed_forward_length is 25, with experts of 24"]),
     ("kimi-k2", {"expert_gating_func": (U32, 1), "attention.temperature_scale": (F32, 0.1), "attention.temperature_length": (U32, 7)},
      ["temperature_length is 7, but the original context 32"]),
-    ("kimi-k2", {"rope.scaling.attn_factor": (F32, 2.0)}, ["rope.scaling.attn_factor is 2, which is not supported beside yarn"]),
+    ("kimi-k2", {"rope.scaling.attn_factor": (F32, 2.0)}, ["rope.scaling.attn_factor is 2, which is only supported with"]),
+    ("cohere-2", {"rope.freq_base_swa": (F32, 5.0)}, ["cohere2.rope.freq_base_swa is 5, unlike that of other layers"]),
+    ("exaone-4", {"attention.key_length_swa": (U32, 16)}, ["exaone4.attention.key_length_swa is 16, unlike that of other layers"]),
+    ("minimax-m2", {"expert_group_count": (U32, 2)}, ["minimax-m2.expert_group_count is 2"]),
+    ("ling-3", {"rope.dimension_sections": ([U32], [2, 1, 1, 0])}, ["rope.dimension_sections"]),
     ("ling-3", {"swiglu_clamp_exp": ([F32], [0.0] * 4 + [7.0] * 4)}, ["swiglu_clamp_exp is 7, which is not supported"]),
 ])
 def test_keys_that_are_not_supported_are_named(name, keys, words, tmp_path):
@@ -246,3 +255,16 @@ def test_glm_4v(tmp_path, stored):
     w.write(str(tmp_path / "m.gguf"))
     stored(folder)
     golden.check_exact(str(tmp_path / "m.gguf"))
+
+
+def test_granite_without_its_keys(tmp_path):
+    """A file without a scale of scores has the usual one, unlike a folder; and positions, unless a key switches them off."""
+    source = os.path.join(golden.GOLDEN, "granite")
+    size = gguf_archs.read_config(source)
+    size = size.get("head_dim") or size["hidden_size"] // size["num_attention_heads"]
+    folder = changed_folder(source, tmp_path / "folder", attention_multiplier=size ** -0.5)
+    w = gguf_files.read(gguf_files.convert(source, str(tmp_path / "m.gguf")))
+    w.keys = [k for k in w.keys if k[0] != "granite.attention.scale"]
+    check_close(w.write(str(tmp_path / "m.gguf")), folder)
+    w.key("granite.rope.scaling.finetuned", BOOL, False)
+    refused(w.write(str(tmp_path / "m.gguf")), "attention without positions is not supported")
