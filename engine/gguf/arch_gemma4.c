@@ -7,8 +7,6 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { MOST_LAYERS = 1024 };
-
 /* A number of a layer, which must be there. */
 static enum status need_at(const struct maker *m, const char *key, size_t layer, double *out)
 {

@@ -8,8 +8,6 @@
 #include <math.h>
 #include <stdio.h>
 
-enum { MOST_LAYERS = 1024 };
-
 static const struct rename lfm2[] = {
     {"shortconv.l_cache", "conv_L_cache", INTEGER},
     {"expert_count", "num_experts", INTEGER},

@@ -115,7 +115,7 @@ static enum status more_kimi_linear(const struct maker *m)
     put_groups(m);
     buf_puts(m->out, "\"linear_attn_config\":{\"full_attn_layers\":[");
     bool first = true;
-    for (int32_t i = 0; i < layers; i++) {
+    for (int32_t i = 0; i < layers && i < MOST_LAYERS; i++) {
         if (has_attention(m, i)) {
             buf_printf(m->out, "%s%d", text_if(!first, ","), i + 1);
             first = false;
@@ -145,7 +145,7 @@ static enum status more_bailing3(const struct maker *m)
     put_groups(m);
     maker_put_number(m, "layer_group_size", layers); // layer_types decides
     buf_puts(m->out, "\"layer_types\":[");
-    for (int32_t i = 0; i < layers; i++) {
+    for (int32_t i = 0; i < layers && i < MOST_LAYERS; i++) {
         buf_printf(m->out, "%s\"%s_attention\"", text_if(i > 0, ","),
                    has_attention(m, i) ? "full" : "linear");
     }

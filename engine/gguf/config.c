@@ -10,8 +10,6 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { MOST_LAYERS = 1024 };
-
 /* ---- keys of all architectures ------------------------------------------------------------ */
 
 static const struct rename common[] = {

@@ -7,8 +7,6 @@
 #include <math.h>
 #include <stdio.h>
 
-enum { MOST_LAYERS = 1024 }; // more are refused later
-
 void maker_full_key(const struct maker *m, const char *key, char out[96])
 {
     snprintf(out, 96, "%s.%s", m->arch->name, key);

@@ -8,6 +8,8 @@
 #include "engine/base/buf.h"
 #include "engine/gguf/gguf.h"
 
+enum { MOST_LAYERS = 1024 }; // no more are listed; readers of the config then refuse it
+
 struct maker {
     const struct gguf *g;
     const struct arch *arch;

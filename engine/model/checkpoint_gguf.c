@@ -295,13 +295,15 @@ static enum status take_qkv(struct reader *r, const struct gguf_tensor *g, const
     const double kv = number_of_heads(r, "head_count_kv", heads);
     const bool usable = heads >= 1.0 && kv >= 1.0 && heads + 2.0 * kv < (double)INT32_MAX;
     const int64_t all = usable ? (int64_t)heads + 2 * (int64_t)kv : 1;
-    if (!usable || g->dims[0] % all != 0 || !r->names->k || !r->names->v) {
+    struct checkpoint_tensor t = describe(g);
+    const bool is_cut_between_blocks = g->n_dims > 1 || !t.blocks;
+    if (!usable || g->dims[0] % all != 0 || !is_cut_between_blocks || !r->names->k ||
+        !r->names->v) {
         return refuse(r, g);
     }
     const char *bases[] = {r->names->q, r->names->k, r->names->v};
     const int64_t parts[] = {(int64_t)heads, (int64_t)kv, (int64_t)kv};
     const size_t head_bytes = g->n_bytes / (size_t)all;
-    struct checkpoint_tensor t = describe(g);
     for (size_t i = 0; i < 3; i++) {
         char name[MAX_NAME];
         t.dims[0] = g->dims[0] / all * parts[i];
