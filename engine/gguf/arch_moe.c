@@ -80,24 +80,21 @@ static enum status more_glm4_moe(const struct maker *m)
     return maker_put_experts(m);
 }
 
-/* Constants that no key provides. A window of 0 means full attention with positions in all
- * layers. */
+/* Constants that no key provides. */
 static enum status more_llama4(const struct maker *m)
 {
-    double window, experts, layers;
-    bool has_window;
-    TRY(maker_get_number(m, "attention.sliding_window", &window, &has_window));
+    double experts;
     TRY(maker_need_number(m, "expert_count", &experts));
-    TRY(maker_need_number(m, "block_count", &layers));
-    const bool plain = has_window && window == 0;
-    if (maker_number_or(m, "attention.sliding_window_pattern", 4) != 4) {
+    if (maker_number_or(m, "attention.sliding_window_pattern", 4) != 4 ||
+        !(maker_number_or(m, "attention.sliding_window", 1) > 0)) {
         return err_set(m->err, ERR_UNSUPPORTED,
-                       "llama4.attention.sliding_window_pattern other than 4 is not supported");
+                       "llama4.attention.sliding_window of 0, or a sliding_window_pattern other "
+                       "than 4, is not supported");
     }
     maker_put_flag(m, "use_qk_norm", experts != 128); // one size has none
-    buf_printf(m->out, "\"attention_chunk_size\":%s,", plain ? "null" : "8192");
-    maker_put_number(m, "no_rope_layer_interval", plain ? layers + 1 : 4);
-    maker_put_flag(m, "attn_temperature_tuning", !plain);
+    maker_put_number(m, "attention_chunk_size", 8192);
+    maker_put_number(m, "no_rope_layer_interval", 4);
+    maker_put_flag(m, "attn_temperature_tuning", true);
     maker_put_number(m, "floor_scale", 8192);
     maker_put_number(m, "attn_scale", 0.1);
     return OK;

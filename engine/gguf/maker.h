@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Turns keys of a GGUF file into members of config.json. Shared by config.c, archs.c and maker.c.
+/* Turns keys of a GGUF file into members of config.json. Shared by config.c, maker.c, archs.c
+ * and arch_*.c.
  * Private to this folder.
  * Thread: any. */
 #ifndef SLUICE_ENGINE_GGUF_MAKER_H
