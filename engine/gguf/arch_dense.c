@@ -72,7 +72,8 @@ static enum status more_gemma3(const struct maker *m)
 {
     double pattern = maker_number_or(m, "attention.sliding_window_pattern", 6);
     maker_put_number(m, "sliding_window_pattern", pattern);
-    maker_put_number(m, "rope_local_base_freq", maker_number_or(m, "rope.freq_base_swa", 10000));
+    const double local = maker_number_or(m, "rope.local.freq_base", 10000);
+    maker_put_number(m, "rope_local_base_freq", maker_number_or(m, "rope.freq_base_swa", local));
     return more_gemma(m, 62);
 }
 
@@ -152,6 +153,7 @@ static const struct arch rows[] = {
     {.name = "qwen2", .model_type = "qwen2"},
     {.name = "qwen3", .model_type = "qwen3"},
     {.name = "qwen2vl", .model_type = "qwen2"},
+    {.name = "qwen25vl", .model_type = "qwen2"},
     {.name = "qwen3vl", .model_type = "qwen3"},
     {.name = "gemma", .model_type = "gemma", .norms_plus_one = true},
     {.name = "gemma2",
@@ -163,6 +165,8 @@ static const struct arch rows[] = {
      .model_type = "gemma3_text",
      .norms_plus_one = true,
      .renames = gemma3,
+     .theta = 1e6,
+     .long_factor = 8,
      .more = more_gemma3},
     {.name = "gemma4",
      .model_type = "gemma4_text",
@@ -175,6 +179,7 @@ static const struct arch rows[] = {
      .renames = olmo3,
      .more = more_olmo3},
     {.name = "olmo2", .model_type = "olmo2"},
+    {.name = "olmo3", .model_type = "olmo3", .renames = olmo3, .more = more_olmo3},
     {.name = "granite",
      .model_type = "granite",
      .pairs_together = true,
@@ -189,7 +194,8 @@ static const struct arch rows[] = {
      .model_type = "ministral3",
      .pairs_together = true,
      .whole_multiplier = true,
-     .renames = scaled_queries},
+     .renames = scaled_queries,
+     .pre = "tekken"},
     {.name = "seed_oss", .model_type = "seed_oss"},
     {.name = "ernie4_5", .model_type = "ernie4_5", .more = more_ernie},
     {.name = "hunyuan-dense", .model_type = "hunyuan_v1_dense"},

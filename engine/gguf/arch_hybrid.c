@@ -54,6 +54,9 @@ enum status maker_of_some_layers(const struct maker *m, const char *key, double 
 {
     double layers, here;
     *out = 0;
+    if (!maker_has_key(m, key)) {
+        return OK;
+    }
     TRY(maker_need_number(m, "block_count", &layers));
     for (size_t i = 0; i < MOST_LAYERS && i < (size_t)layers; i++) {
         if (!maker_number_at(m, key, i, &here)) {
@@ -234,18 +237,21 @@ static enum status more_delta_net(const struct maker *m)
 static const struct arch rows[] = {
     {.name = "qwen3next",
      .model_type = "qwen3_next",
+     .is_hybrid = true,
      .norms_plus_one = true,
      .renames = delta_net,
      .constants = "\"norm_topk_prob\":true,\"decays_are_negative\":true,",
      .more = more_delta_net},
     {.name = "qwen35",
      .model_type = "qwen3_5_text",
+     .is_hybrid = true,
      .norms_plus_one = true,
      .renames = delta_net,
      .constants = "\"decays_are_negative\":true,\"state_heads_are_tiled\":true,",
      .more = more_delta_net},
     {.name = "qwen35moe",
      .model_type = "qwen3_5_moe_text",
+     .is_hybrid = true,
      .norms_plus_one = true,
      .renames = delta_net,
      .constants = "\"decays_are_negative\":true,\"state_heads_are_tiled\":true,",

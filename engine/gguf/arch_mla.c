@@ -81,6 +81,20 @@ static enum status more_deepseek2(const struct maker *m)
     return OK;
 }
 
+/* Ollama's files of GLM-4.7-Flash, whose sizes of heads are those of other architectures. */
+static enum status more_glm4_lite(const struct maker *m)
+{
+    double rope, key, value;
+    TRY(maker_need_number(m, "rope.dimension_count", &rope));
+    TRY(maker_need_number(m, "attention.key_length", &key));
+    TRY(maker_need_number(m, "attention.value_length", &value));
+    maker_put_number(m, "qk_nope_head_dim", key - rope);
+    maker_put_number(m, "v_head_dim", value);
+    TRY(maker_put_switch(m, "expert_weights_norm", "norm_topk_prob"));
+    put_groups(m);
+    return OK;
+}
+
 /* Queries are scaled by position in steps of the original length. */
 static enum status more_mistral4(const struct maker *m)
 {
@@ -191,6 +205,12 @@ static const struct arch rows[] = {
      .renames = deepseek2,
      .gating = GATING_SOFTMAX,
      .more = more_deepseek2},
+    {.name = "glm4moelite",
+     .model_type = "deepseek_v3",
+     .renames = deepseek2,
+     .gating = GATING_SIGMOID,
+     .pre = "glm4",
+     .more = more_glm4_lite},
     {.name = "mistral4",
      .model_type = "mistral4",
      .renames = mistral4,

@@ -80,19 +80,21 @@ static enum status more_glm4_moe(const struct maker *m)
     return maker_put_experts(m);
 }
 
-/* Constants that no key provides. */
+/* Constants for which only Ollama's files have keys, if any. */
 static enum status more_llama4(const struct maker *m)
 {
     double experts;
     TRY(maker_need_number(m, "expert_count", &experts));
+    bool normed = experts != 128; // one size has no norms
+    gguf_get_bool(m->g, "llama4.use_qk_norm", &normed);
     if (maker_number_or(m, "attention.sliding_window_pattern", 4) != 4 ||
         !(maker_number_or(m, "attention.sliding_window", 1) > 0)) {
         return err_set(m->err, ERR_UNSUPPORTED,
                        "llama4.attention.sliding_window of 0, or a sliding_window_pattern other "
                        "than 4, is not supported");
     }
-    maker_put_flag(m, "use_qk_norm", experts != 128); // one size has none
-    maker_put_number(m, "attention_chunk_size", 8192);
+    maker_put_flag(m, "use_qk_norm", normed);
+    maker_put_number(m, "attention_chunk_size", maker_number_or(m, "attention.chunk_size", 8192));
     maker_put_number(m, "no_rope_layer_interval", 4);
     maker_put_flag(m, "attn_temperature_tuning", true);
     maker_put_number(m, "floor_scale", 8192);
@@ -131,6 +133,19 @@ static enum status more_exaone_moe(const struct maker *m)
     return put_n_shared(m, "num_shared_experts", maker_number_or(m, "expert_shared_count", 0));
 }
 
+/* The width of experts follows from their tensors if no key states it. */
+static enum status more_gptoss(const struct maker *m)
+{
+    double ffn;
+    bool found;
+    const struct gguf_tensor *gate = gguf_find_tensor(m->g, "blk.0.ffn_gate_exps.weight");
+    TRY(maker_get_number(m, "feed_forward_length", &ffn, &found));
+    if (!found && gate && gate->n_dims == 3) {
+        maker_put_number(m, "intermediate_size", (double)gate->dims[1]);
+    }
+    return OK;
+}
+
 static bool has_experts(const struct gguf *g)
 {
     double experts = 0;
@@ -160,6 +175,12 @@ static const struct arch rows[] = {
      .model_type = "gpt_oss",
      .renames = few_experts,
      .ffn = "expert_feed_forward_length"},
+    {.name = "gptoss", // Ollama's
+     .model_type = "gpt_oss",
+     .renames = few_experts,
+     .scaling = "yarn",
+     .pre = "gpt-4o",
+     .more = more_gptoss},
     {.name = "glm4moe",
      .model_type = "glm4_moe",
      .renames = glm4_moe,

@@ -282,15 +282,27 @@ static enum status put_yarn(const struct maker *m)
 {
     static const struct rename rows[] = {
         {"rope.scaling.factor", "factor", NUMBER},
-        {"rope.scaling.yarn_beta_fast", "beta_fast", NUMBER},
-        {"rope.scaling.yarn_beta_slow", "beta_slow", NUMBER},
         {"rope.scaling.yarn_attn_factor", "attention_factor", NUMBER},
-        {"attention.temperature_scale", "llama_4_scaling_beta", NUMBER},
         {"rope.scaling.original_context_length", "original_max_position_embeddings", INTEGER},
         {NULL, NULL, NUMBER},
     };
+    // In older files of Ollama the second key has the number.
+    static const struct {
+        const char *key, *older, *as;
+    } pairs[] = {
+        {"rope.scaling.yarn_beta_fast", "rope.scaling.beta_fast", "beta_fast"},
+        {"rope.scaling.yarn_beta_slow", "rope.scaling.beta_slow", "beta_slow"},
+        {"attention.temperature_scale", "rope.scaling_beta", "llama_4_scaling_beta"},
+    };
     buf_puts(m->out, "\"rope_type\":\"yarn\",");
-    double log_multiplier = maker_number_or(m, "rope.scaling.yarn_log_multiplier", 0);
+    for (size_t i = 0; i < sizeof pairs / sizeof pairs[0]; i++) {
+        const double v = maker_number_or(m, pairs[i].key, maker_number_or(m, pairs[i].older, 0));
+        if (v != 0) {
+            maker_put_number(m, pairs[i].as, v);
+        }
+    }
+    double log_multiplier = maker_number_or(m, "rope.scaling.yarn_log_multiplier",
+                                            maker_number_or(m, "rope.scaling.mscale_all_dim", 0));
     if (log_multiplier > 0) { // DeepSeek's multiplier is stored divided by ten
         const bool whole = m->arch->whole_multiplier;
         maker_put_number(m, "mscale", whole ? 1 : log_multiplier * 10);
@@ -304,7 +316,11 @@ static enum status put_yarn(const struct maker *m)
 static enum status put_scaling(const struct maker *m, const char *type)
 {
     double factor =
-        maker_number_or(m, "rope.scaling.factor", maker_number_or(m, "rope.scale_linear", 1));
+        maker_number_or(m, "rope.scaling.factor", maker_number_or(m, "rope.scale_linear", 0));
+    if (factor == 0) { // 0 means none, like no key
+        const bool long_context = maker_number_or(m, "context_length", 0) >= 131072;
+        factor = long_context && m->arch->long_factor > 0 ? m->arch->long_factor : 1;
+    }
     const double attention = maker_number_or(m, "rope.scaling.attn_factor", 0);
     if (maker_has_tensor(m, "rope_freqs.weight")) {
         TRY(put_divisors(m, "rope_freqs.weight", "rope_freqs.weight"));
@@ -317,7 +333,7 @@ static enum status put_scaling(const struct maker *m, const char *type)
         return OK;
     } else if (strcmp(type, "yarn") == 0) {
         TRY(put_yarn(m));
-        maker_put_flag(m, "truncate", strcmp(m->arch->name, "gpt-oss") != 0);
+        maker_put_flag(m, "truncate", strcmp(m->arch->model_type, "gpt_oss") != 0);
     } else if (strcmp(type, "linear") == 0 || (strcmp(type, "none") == 0 && factor != 1)) {
         buf_puts(m->out, "\"rope_type\":\"linear\",");
         maker_put_number(m, "factor", factor);
@@ -336,16 +352,30 @@ static enum status put_scaling(const struct maker *m, const char *type)
     return OK;
 }
 
-static enum status put_rope(const struct maker *m)
+/* The kind of scaling; "none" if there is none, whatever the file calls it. */
+static void find_scaling(const struct maker *m, char type[32])
 {
-    char full[96], type[32] = "none";
+    char full[96];
     const char *text;
     size_t n;
     maker_full_key(m, "rope.scaling.type", full);
+    snprintf(type, 32, "%s", or_text(m->arch->scaling, "none"));
     if (gguf_get_string(m->g, full, &text, &n)) {
-        snprintf(type, sizeof type, "%.*s", (int)lesser(n, 31), text);
+        snprintf(type, 32, "%.*s", (int)lesser(n, 31), text);
     }
-    maker_put_number(m, "rope_theta", maker_number_or(m, "rope.freq_base", 10000));
+    if (!type[0] || strcmp(type, "default") == 0) {
+        snprintf(type, 32, "none");
+    }
+}
+
+static enum status put_rope(const struct maker *m)
+{
+    char type[32];
+    find_scaling(m, type);
+    const double usual = m->arch->theta > 0 ? m->arch->theta : 10000;
+    const double theta =
+        maker_number_or(m, "rope.freq_base", maker_number_or(m, "rope.global.freq_base", usual));
+    maker_put_number(m, "rope_theta", theta);
     double original = maker_number_or(m, "rope.scaling.original_context_length", 0);
     if (original > 0) {
         maker_put_number(m, "original_max_position_embeddings", original);
@@ -353,7 +383,7 @@ static enum status put_rope(const struct maker *m)
     buf_puts(m->out, "\"rope_scaling\":{");
     TRY(put_scaling(m, type));
     buf_puts(m->out, "\"rope_theta\":");
-    buf_put_double(m->out, maker_number_or(m, "rope.freq_base", 10000));
+    buf_put_double(m->out, theta);
     buf_puts(m->out, "},");
     return OK;
 }

@@ -57,6 +57,13 @@ bool maker_number_at(const struct maker *m, const char *key, size_t layer, doubl
     return found;
 }
 
+bool maker_has_key(const struct maker *m, const char *key)
+{
+    char full[96];
+    maker_full_key(m, key, full);
+    return gguf_get(m->g, full) != NULL;
+}
+
 double maker_number_or(const struct maker *m, const char *key, double otherwise)
 {
     char full[96];

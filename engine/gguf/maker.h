@@ -44,6 +44,11 @@ struct arch {
     bool whole_multiplier; // YaRN's log multiplier is not divided by ten
     bool norms_plus_one;   // stored norm weights already include the 1 that the family adds
     const char *constants; // members that no key provides; each ends with a comma
+    /* For keys that files of Ollama leave out: the pre-tokenizer, the base and the kind of scaling
+     * of ropes (0, NULL: the usual ones), and the factor by which positions are divided if the
+     * context is long. */
+    const char *pre, *scaling;
+    double theta, long_factor;
     enum status (*more)(const struct maker *m);
     /* Writes the sizes and ropes, if layers differ in them; NULL: they are alike. */
     enum status (*by_layer)(const struct maker *m);
@@ -53,6 +58,7 @@ struct arch {
 void maker_full_key(const struct maker *m, const char *key, char out[96]);
 /* Reads a number, or a list that repeats one number. */
 enum status maker_get_number(const struct maker *m, const char *key, double *out, bool *found);
+bool maker_has_key(const struct maker *m, const char *key);
 double maker_number_or(const struct maker *m, const char *key, double otherwise);
 enum status maker_need_number(const struct maker *m, const char *key, double *out);
 /* A layer's number in a list, or the number of all layers; booleans count as 0 and 1. */
@@ -75,7 +81,7 @@ enum status maker_put_experts(const struct maker *m);
 
 /* arch_gemma4.c: as `by_layer`. */
 enum status maker_put_gemma4(const struct maker *m);
-/* arch_hybrid.c: the number that some layers have, where others have 0. */
+/* arch_hybrid.c: the number that some layers have, where others have 0; 0 without the key. */
 enum status maker_of_some_layers(const struct maker *m, const char *key, double *out);
 
 struct arch_table {

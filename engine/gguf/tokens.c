@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Generates tokenizer.json and tokenizer_config.json. */
 #include "engine/gguf/make.h"
+#include "engine/gguf/maker.h"
 
 #include "engine/base/mem.h"
 #include "engine/base/minmax.h"
@@ -150,6 +151,12 @@ size_t gguf_end_ids(const struct gguf *g, const struct gguf_vocab *v, int64_t *o
             n = add_id(out, n, max, id);
         }
     }
+    struct gguf_walk w = gguf_walk(gguf_get(g, KEY("eos_token_ids")));
+    for (double id; gguf_next_number(&w, &id);) {
+        if (id >= 0 && id < (double)v->n) {
+            n = add_id(out, n, max, (int64_t)id);
+        }
+    }
     bool parts = ends_parts_alone(v);
     for (size_t i = 0; i < v->n; i++) {
         const struct gguf_token *t = &v->tokens[i];
@@ -232,15 +239,28 @@ static enum status put_vocab(const struct gguf *g, const struct gguf_vocab *v, s
     return OK;
 }
 
+/* The pre-tokenizer that the file names, or that of its architecture if it names none but the
+ * default. */
+static enum status find_pre(const struct gguf *g, const struct gguf_pre **out, struct err *err)
+{
+    const char *name = NULL;
+    size_t n = 0;
+    const struct arch *arch = NULL;
+    gguf_get_string(g, KEY("pre"), &name, &n);
+    const bool usual = !name || (n == strlen("default") && memcmp(name, "default", n) == 0);
+    if (usual && maker_find_arch(g, &arch, NULL) == OK && arch->pre) {
+        name = arch->pre;
+        n = strlen(name);
+    }
+    return gguf_find_pre(name, n, out, err);
+}
+
 /* Byte-level BPE. */
 static enum status put_gpt2(const struct gguf *g, const struct gguf_vocab *v, struct buf *out,
                             struct err *err)
 {
-    const char *name = NULL;
-    size_t n = 0;
     const struct gguf_pre *pre = NULL;
-    gguf_get_string(g, KEY("pre"), &name, &n);
-    TRY(gguf_find_pre(name, n, &pre, err));
+    TRY(find_pre(g, &pre, err));
     gguf_put_pre(pre, out);
     buf_puts(out, "\"decoder\":{\"type\":\"ByteLevel\"},\"model\":{\"type\":\"BPE\",");
     buf_printf(out, "\"ignore_merges\":%s,", bool_word(gguf_pre_ignores_merges(pre)));
@@ -365,11 +385,8 @@ static bool put_named(const struct gguf *g, const struct gguf_vocab *v, const ch
  * decides. */
 static bool adds_bos(const struct gguf *g, bool is_llama)
 {
-    const char *name = NULL;
-    size_t n = 0;
     const struct gguf_pre *pre = NULL;
-    gguf_get_string(g, KEY("pre"), &name, &n);
-    bool adds = is_llama || (gguf_find_pre(name, n, &pre, NULL) == OK && gguf_pre_adds_bos(pre));
+    bool adds = is_llama || (find_pre(g, &pre, NULL) == OK && gguf_pre_adds_bos(pre));
     gguf_get_bool(g, KEY("add_bos_token"), &adds);
     return adds;
 }

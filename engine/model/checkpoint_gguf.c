@@ -46,6 +46,7 @@ static const struct role {
     {"blk.attn_qkv", NAME(qkv), AS_IT_IS},
     {"blk.attn_gate", NAME(attn_gate), AS_IT_IS},
     {"blk.attn_output", NAME(o), AS_IT_IS},
+    {"blk.attn_out", NAME(o), AS_IT_IS},
     {"blk.attn_q_norm", NAME(q_norm), AS_IT_IS},
     {"blk.attn_k_norm", NAME(k_norm), AS_IT_IS},
     {"blk.attn_sinks", NAME(sinks), BARE},
@@ -73,6 +74,8 @@ static const struct role {
     {"blk.ffn_gate_inp_shexp", NAME(shared_router), ONE_ROW},
     {"blk.ffn_latent_down", NAME(latent_in), AS_IT_IS},
     {"blk.ffn_latent_up", NAME(latent_out), AS_IT_IS},
+    {"blk.ffn_latent_in", NAME(latent_in), AS_IT_IS},
+    {"blk.ffn_latent_out", NAME(latent_out), AS_IT_IS},
     {"blk.layer_output_scale", NAME(layer_scale), BARE},
     {"per_layer_token_embd", NAME(inputs_embed), AS_IT_IS},
     {"per_layer_model_proj", NAME(inputs_proj), AS_IT_IS},
@@ -120,6 +123,19 @@ static const struct role {
 static bool is_about_positions(const char *name)
 {
     return strncmp(name, "rope_", 5) == 0 || strstr(name, ".attn_rot_embd") != NULL;
+}
+
+/* Encoders of images and sound, and layers that only draft, which Ollama's files have beside the
+ * model. */
+static bool is_beside_model(const char *name)
+{
+    static const char *const starts[] = {"v.", "a.", "mm.", "mtp.", "model.vision_tower."};
+    for (size_t i = 0; i < sizeof starts / sizeof starts[0]; i++) {
+        if (strncmp(name, starts[i], strlen(starts[i])) == 0) {
+            return true;
+        }
+    }
+    return false;
 }
 
 /* A parsed name: "blk.12.attn_q.weight" is "blk.attn_q", 12 and ".weight". */
@@ -352,7 +368,8 @@ static enum status take(struct reader *r, const struct gguf_tensor *g)
         role = find_role(&p, r->names, &base);
     }
     if (!role) {
-        return is_about_positions(g->name) ? OK : refuse(r, g);
+        const bool unused = is_about_positions(g->name) || is_beside_model(g->name);
+        return unused ? OK : refuse(r, g);
     }
     if (role->as == QKV) {
         return take_qkv(r, g, &p);
