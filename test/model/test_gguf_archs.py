@@ -267,3 +267,12 @@ def test_granite_without_its_keys(tmp_path):
     check_close(w.write(str(tmp_path / "m.gguf")), folder)
     w.key("granite.rope.scaling.finetuned", BOOL, False)
     refused(w.write(str(tmp_path / "m.gguf")), "attention without positions is not supported")
+
+
+def test_mistral_under_deepseeks_name(tmp_path, stored, monkeypatch):
+    """Mistral Large 3's router normalises softmax scores, which DeepSeek V2's does not."""
+    folder = os.path.join(golden.FAMILIES, "mistral-small-4")
+    monkeypatch.setitem(gguf_archs.FAMILIES, "mistral4", ("deepseek2", *gguf_archs.FAMILIES["mistral4"][1:]))
+    path = gguf_archs.convert(folder, str(tmp_path / "m.gguf"))
+    stored(folder)
+    golden.check_exact(path)
