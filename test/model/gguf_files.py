@@ -616,8 +616,8 @@ def gemma4_keys(w, config):
             "attention.key_length_swa": (U32, config["head_dim"]), "attention.value_length_swa": (U32, config["head_dim"]),
             "attention.sliding_window": (U32, config["sliding_window"]),
             "attention.sliding_window_pattern": ([BOOL], [not is_full for is_full in full]),
-            "attention.shared_kv_layers": (U32, shared), "expert_used_count": (U32, config["top_k_experts"]),
-            "embedding_length_per_layer_input": (U32, config["hidden_size_per_layer_input"]),
+            "attention.shared_kv_layers": (U32, shared), "expert_used_count": (U32, config.get("top_k_experts")),
+            "embedding_length_per_layer_input": (U32, config.get("hidden_size_per_layer_input", 0)),
             "rope.freq_base": (F32, ropes["full_attention"]["rope_theta"]),
             "rope.freq_base_swa": (F32, ropes["sliding_attention"]["rope_theta"]),
             "rope.dimension_count": (U32, config["global_head_dim"]), "rope.dimension_count_swa": (U32, config["head_dim"])}
@@ -636,6 +636,7 @@ def convert(folder, path, type_of=lambda name, x: "F32", pre="gpt-2", more=()):
     with open(os.path.join(folder, "config.json")) as f:
         config = json.load(f)
     config = {**config, **config.get("text_config", {})}
+    config["model_type"] = config["model_type"].replace("gemma4_unified_text", "gemma4_text")
     w = Writer()
     model_keys(w, config)
     if config["model_type"] == "gemma4_text":

@@ -75,7 +75,7 @@ def test_models_with_other_states(family, tmp_path, monkeypatch):
             refused(w.write(str(tmp_path / "broken.gguf")), "head_count_kv", words)
 
 
-@pytest.mark.parametrize("family", ["gemma-4", "gemma-4-e", "gemma-4-moe"])
+@pytest.mark.parametrize("family", ["gemma-4", "gemma-4-e", "gemma-4-moe", "gemma-4-unified"])
 def test_models_whose_layers_differ(family, tmp_path, monkeypatch):
     folder = os.path.join(golden.FAMILIES, family)
     path = gguf_files.convert(folder, str(tmp_path / "m.gguf"))
