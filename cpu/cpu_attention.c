@@ -190,6 +190,7 @@ static void join(const struct attn_job *job, struct attn_tile *t, const float *m
 /* Divides a thread's scratch memory among the arrays of a tile. */
 static void carve(const struct attn_job *job, struct attn_tile *t, char *scratch)
 {
+    t->copies = scratch + cpu_attention_scratch(job->cpu, job->pages, false);
     if (job->unit) {
         attn_unit_carve(job, t, scratch);
         return;
@@ -317,33 +318,22 @@ static void announce_chunk(const struct attn_job *job, struct attn_tile *t,
     int32_t first = greater(begin, of->first_key), end = lesser(begin + ATTN_CHUNK, of->end_key);
     size_t n_bytes = job->pages->head_bytes;
     t->next = (struct page_ahead){.pages = t->next_pages, .n_bytes = n_bytes};
-    if (job->unit || n_bytes * ATTN_CHUNK / (size_t)tokens > AHEAD_BYTES) {
+    if (job->unit || of->gathers || n_bytes * ATTN_CHUNK / (size_t)tokens > AHEAD_BYTES) {
         return;
     }
     t->next.n_pages = attn_pages(job, of, first, end, ATTN_CHUNK, t->next_pages);
 }
 
-/* Whether one of the tile's rows has picked a key of the chunk at `begin`. */
-static bool picked_any(const struct attn_job *job, const struct attn_tile *t, int32_t begin)
-{
-    const bool nodes = t->seq->tree && begin + ATTN_CHUNK > t->seq->n_past;
-    const int32_t end = nodes ? t->end_key : lesser(begin + ATTN_CHUNK, t->end_key);
-    return index_picked_any(job->cpu, job->picks, t->row, t->n_rows, lesser(begin, t->seq->n_past),
-                            end);
-}
-
-/* Computes chunk number c of the tile's keys; the result goes to t->chunk. If there is nothing to
- * add, t->chunk is not written, and the sums of the vectors are 0. */
+/* Computes chunk number c of the tile's keys; the result goes to t->chunk. */
 static void attend_chunk(const struct attn_job *job, struct attn_tile *t, int32_t c, float *max,
                          float *sum)
 {
     int32_t begin = chunk_begin(t, c);
-    if (job->picks && !picked_any(job, t, begin)) {
-        for (int32_t i = 0; i < t->n_vectors; i++) {
-            max[i] = -INFINITY;
-            sum[i] = 0.0f;
-        }
-        return;
+    if (t->gathers) {
+        index_gather(job->cpu, job->pages, t->row, begin, lesser(begin + ATTN_CHUNK, t->end_key),
+                     t->copies);
+        t->first_copy = begin / job->cpu->limits.block_tokens;
+        t->is_near = true;
     }
     if (job->unit) {
         attn_unit_chunk(job, t, begin, max, sum);
@@ -398,6 +388,12 @@ static void make_tile(const struct attn_job *job, int32_t item, struct attn_tile
     t->head = t->kv_head * job->group + head;
     t->n_vectors = t->n_rows * t->n_heads;
     t->next = (struct page_ahead){0};
+    t->gathers = job->picks && job->picks[t->row] > 0;
+    if (t->gathers) { // to the row, the keys that it has picked are all that there are
+        t->own = (struct pass_seq){
+            .lane = seq->lane, .first_row = t->row, .n_rows = 1, .n_past = job->picks[t->row] - 1};
+        t->seq = &t->own;
+    }
     find_keys(job, t);
 }
 
@@ -542,7 +538,7 @@ static void deal(struct attn_job *job, int32_t tile)
 {
     struct cpu_backend *cpu = job->cpu;
     job->tile_heads = lesser(job->group, tile);
-    job->tile_rows = tile / job->tile_heads;
+    job->tile_rows = job->picks ? 1 : tile / job->tile_heads; // rows pick different keys
     job->n_head_tiles = (job->group + job->tile_heads - 1) / job->tile_heads;
     job->n_items = 0;
     for (int32_t i = 0; i < cpu->pass->n_seqs; i++) {
@@ -553,16 +549,19 @@ static void deal(struct attn_job *job, int32_t tile)
     cpu->seq_items[cpu->pass->n_seqs] = job->n_items;
 }
 
-size_t cpu_attention_scratch(const struct cpu_backend *cpu, const struct kv_pages *p)
+/* Copies of picked keys follow everything else. */
+size_t cpu_attention_scratch(const struct cpu_backend *cpu, const struct kv_pages *p, bool sparse)
 {
+    const size_t copies = sparse ? index_gather_bytes(cpu, p) : 0;
     if (attn_unit(cpu, p)) {
-        return attn_unit_scratch(p);
+        return (size_t)round_up((int64_t)attn_unit_scratch(p), 64) + copies;
     }
     size_t k = (size_t)p->geometry.head_dim_k, v = (size_t)p->v_stride;
     size_t tokens = (size_t)round_up(cpu->limits.block_tokens, 64);
     size_t slots = ATTN_CHUNK + MAX_TREE_NODES + 2 * tokens;
-    return sizeof(float) * (ATTN_TILE * (k + 2 * v) + (ATTN_TILE + 2) * slots + ATTN_CHUNK +
-                            tokens * (k + v) + 1024);
+    size_t floats =
+        ATTN_TILE * (k + 2 * v) + (ATTN_TILE + 2) * slots + ATTN_CHUNK + tokens * (k + v) + 1024;
+    return (size_t)round_up((int64_t)(floats * sizeof(float)), 64) + copies;
 }
 
 enum status cpu_attention(struct backend *be, const struct attention_args *a)
@@ -575,6 +574,7 @@ enum status cpu_attention(struct backend *be, const struct attention_args *a)
     ASSERT(job.pages->geometry.head_dim_v == a->head_dim_v);
     ASSERT(job.pages->geometry.n_kv_heads == a->n_kv_heads);
     job.picks = a->picks ? a->picks->p.p : NULL;
+    ASSERT(!job.picks || (a->window == 0 && a->chunk == 0 && a->n_kv_heads == 1));
     job.group = a->n_heads / a->n_kv_heads;
     job.unit = attn_unit(cpu, job.pages);
     job.words = attn_words(cpu, job.pages);

@@ -21,9 +21,10 @@ struct attn_job {
     const struct kv_pages *pages;
     const struct matrix_unit *unit;   // computes the layer's chunks; NULL: vector code does
     const struct word_kernels *words; // multiply the layer's V; NULL: it is multiplied in fp32
-    const uint64_t *picks;            // the keys that rows attend to; NULL: all that they see
-    int32_t group;                    // query heads per KV head
-    int32_t tile_heads;               // query heads per item
+    const int32_t *picks; // [n_rows]: how many keys a row has picked; 0: it attends to all that it
+                          // sees; NULL: all rows do
+    int32_t group;        // query heads per KV head
+    int32_t tile_heads;   // query heads per item
     int32_t tile_rows;
     int32_t n_head_tiles;
     int32_t n_items;
@@ -47,6 +48,12 @@ struct attn_ahead {
  * row i / n_heads and head i % n_heads. */
 struct attn_tile {
     const struct pass_seq *seq;
+    /* A row that has picked keys reads copies of them, in their order, as if they were a sequence
+     * of its own. `copies` has the pages of one chunk, from page number first_copy on. */
+    bool gathers;
+    struct pass_seq own;
+    char *copies;
+    int32_t first_copy;
     int32_t row, n_rows, head, n_heads, kv_head;
     int32_t n_vectors;
     int32_t first_key, end_key; // range of keys that at least one row sees
@@ -104,6 +111,10 @@ static inline int32_t attn_first_key(const struct attn_job *job, int32_t pos)
 static inline const char *attn_page(const struct attn_job *job, const struct attn_tile *t,
                                     int32_t key)
 {
+    if (t->gathers) {
+        const int32_t page = key / job->cpu->limits.block_tokens - t->first_copy;
+        return t->copies + (size_t)page * job->pages->block_bytes;
+    }
     return cpu_kv_slot(job->cpu, job->pages, t->seq->lane, key).block +
            (size_t)t->kv_head * job->pages->head_bytes;
 }
@@ -124,11 +135,10 @@ static inline void attn_hide(float *s, int32_t from, int32_t to)
 /* Prefetches up to n cache lines of t->ahead. */
 void attn_prefetch(const struct attn_job *job, struct attn_tile *t, int32_t n);
 bool attn_tree_sees(const struct attn_job *job, int32_t row, int32_t node);
-/* s has the scores of keys [begin, end). Sets those that the row does not see, or has not picked,
- * to -infinity. */
+/* s has the scores of keys [begin, end). Sets those that the row does not see to -infinity. */
 void attn_mask_row(const struct attn_job *job, const struct attn_tile *t, int32_t row, float *s,
                    int32_t begin, int32_t end);
-/* Copies the scores that a row of a tree sees, and has picked, at positions [begin, begin + n) from
+/* Copies the scores that a row of a tree sees at positions [begin, begin + n) from
  * s[slot - base] to t->path: first those of the past, then those of its ancestors. Each is at the
  * place that it would have without a tree, so that sums are formed in the same order. */
 void attn_tree_path(const struct attn_job *job, struct attn_tile *t, int32_t row, const float *s,

@@ -9,11 +9,17 @@ int32_t attn_pages(const struct attn_job *job, const struct attn_tile *t, int32_
 {
     const struct cpu_backend *cpu = job->cpu;
     const struct kv_pages *p = job->pages;
-    const int32_t tokens = cpu->limits.block_tokens;
+    const int32_t tokens = cpu->limits.block_tokens, from = first / tokens * tokens;
+    int32_t n = 0;
+    if (t->gathers) {
+        for (int32_t key = from; key < end && n < most; key += tokens) {
+            pages[n++] = attn_page(job, t, key);
+        }
+        return n;
+    }
     const int32_t *blocks = cpu->lanes[t->seq->lane].blocks + first / tokens;
     const char *head = p->base + (size_t)t->kv_head * p->head_bytes;
-    int32_t n = 0;
-    for (int32_t key = first / tokens * tokens; key < end && n < most; key += tokens, n++) {
+    for (int32_t key = from; key < end && n < most; key += tokens, n++) {
         ASSERT(blocks[n] >= 0 && blocks[n] < cpu->limits.n_blocks);
         pages[n] = head + (size_t)blocks[n] * p->block_bytes;
     }
@@ -26,12 +32,6 @@ bool attn_tree_sees(const struct attn_job *job, int32_t row, int32_t node)
     return (mask[node / 64] >> (node % 64) & 1) != 0;
 }
 
-/* Whether the row attends to the key in a slot that it sees. */
-static bool has_picked(const struct attn_job *job, int32_t row, int32_t slot)
-{
-    return !job->picks || index_picked(job->cpu, job->picks, row, slot);
-}
-
 void attn_mask_row(const struct attn_job *job, const struct attn_tile *t, int32_t row, float *s,
                    int32_t begin, int32_t end)
 {
@@ -39,9 +39,6 @@ void attn_mask_row(const struct attn_job *job, const struct attn_tile *t, int32_
     int32_t high = t->seq->n_past + row - t->seq->first_row + 1;
     attn_hide(s, 0, low < end ? low - begin : end - begin);
     attn_hide(s, high > begin ? high - begin : 0, end - begin);
-    for (int32_t key = begin; key < end && job->picks; key++) {
-        s[key - begin] = has_picked(job, row, key) ? s[key - begin] : -INFINITY;
-    }
 }
 
 void attn_tree_path(const struct attn_job *job, struct attn_tile *t, int32_t row, const float *s,
@@ -52,12 +49,11 @@ void attn_tree_path(const struct attn_job *job, struct attn_tile *t, int32_t row
     low = greater(low, begin);
     attn_hide(t->path, 0, n);
     for (int32_t key = low; key < n_past && key < begin + n; key++) {
-        t->path[key - begin] = has_picked(job, row, key) ? s[key - base] : -INFINITY;
+        t->path[key - begin] = s[key - base];
     }
     for (int32_t node = 0; node < t->seq->n_rows; node++) {
         int32_t pos = pass->rows[t->seq->first_row + node].pos;
-        if (pos >= low && pos < begin + n && attn_tree_sees(job, row, node) &&
-            has_picked(job, row, n_past + node)) {
+        if (pos >= low && pos < begin + n && attn_tree_sees(job, row, node)) {
             t->path[pos - begin] = s[n_past + node - base];
         }
     }

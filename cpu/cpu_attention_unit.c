@@ -296,7 +296,7 @@ static void cap(const struct attn_job *job, float *s, int32_t n)
 static void mask(const struct attn_job *job, const struct attn_tile *t, int32_t begin,
                  const struct share *v)
 {
-    if (all_seen(job, t, begin, v) && job->a->softcap == 0.0f && !job->picks) {
+    if (all_seen(job, t, begin, v) && job->a->softcap == 0.0f) {
         return;
     }
     for (int32_t j = 0; j < v->m; j++) {

@@ -89,10 +89,14 @@ static enum status open_kv(struct backend *be, int32_t set, const struct kv_set_
 {
     struct cpu_backend *cpu = cpu_of(be);
     TRY(cpu_kv_open(be, set, desc, err));
+    bool sparse = false;
+    for (int32_t i = 0; i < desc->n_layers; i++) {
+        sparse = sparse || desc->layers[i].index;
+    }
     for (int32_t i = 0; i < desc->n_layers; i++) {
         const struct kv_pages *p = &cpu->kv_sets[set].layers[i];
-        enum status st = p->geometry.index ? cpu_index_need(cpu)
-                                           : cpu_need_scratch(cpu, cpu_attention_scratch(cpu, p));
+        const size_t n_bytes = cpu_attention_scratch(cpu, p, sparse);
+        enum status st = p->geometry.index ? cpu_index_need(cpu) : cpu_need_scratch(cpu, n_bytes);
         if (st != OK) {
             return err_set(err, ERR_NOMEM, "not enough memory for attention's scratch");
         }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Sparse attention: stores the keys of indexers, and picks the keys that each row attends to. The
- * scores of some rows are computed first, in items of one row and some pages, so that a single row
- * occupies all threads, too. Then each row picks. A score depends only on its row and key, so a
- * row's picks do not depend on the batch. */
+/* Sparse attention: stores the keys of indexers, picks the keys that each row attends to, and
+ * copies them for attention. The scores of some rows are computed first, in items of one row and
+ * some pages, so that a single row occupies all threads, too. Then each row picks. A score depends
+ * only on its row and key, so a row's picks do not depend on the batch. */
 #include "cpu/cpu_index.h"
 #include "engine/base/minmax.h"
 
@@ -36,9 +36,10 @@ enum status cpu_index_need(struct cpu_backend *cpu)
     room->stride = round_up(slots, PANEL);
     const int64_t most = SCORE_BYTES / (int64_t)sizeof(float) / room->stride;
     room->n_rows = (int32_t)lesser(greater(most, 1), l->max_rows);
+    room->n_picked = cpu_memory(cpu, (size_t)l->max_rows * sizeof(int32_t));
     room->bits = cpu_memory(cpu, (size_t)l->max_rows * (size_t)room->n_words * sizeof(uint64_t));
     room->scores = cpu_memory(cpu, (size_t)room->n_rows * (size_t)room->stride * sizeof(float));
-    if (!room->bits || !room->scores) {
+    if (!room->n_picked || !room->bits || !room->scores) {
         return ERR_NOMEM;
     }
     const size_t of_heads = SCORE_HEADS * (size_t)item_keys(cpu) * sizeof(float);
@@ -236,16 +237,14 @@ static void pick_best(const struct pick_job *job, int32_t row, uint32_t *ranks, 
 static void pick_item(void *arg, int32_t item, int32_t thread)
 {
     const struct pick_job *job = arg;
-    const struct cpu_backend *cpu = job->cpu;
-    const int32_t row = job->first_row + item, end = end_of(cpu, row);
+    struct cpu_backend *cpu = job->cpu;
+    const int32_t row = job->first_row + item;
     uint64_t *bits = cpu->index.bits + (int64_t)row * cpu->index.n_words;
-    memset(bits, 0, (size_t)(end + 63) / 64 * sizeof *bits);
-    if (n_seen(cpu, row) > job->a->top_k) {
+    const bool picks = n_seen(cpu, row) > job->a->top_k;
+    cpu->index.n_picked[row] = picks ? job->a->top_k : 0;
+    if (picks) {
+        memset(bits, 0, (size_t)(end_of(cpu, row) + 63) / 64 * sizeof *bits);
         pick_best(job, row, (uint32_t *)(void *)cpu->scratch[thread].p, bits);
-        return;
-    }
-    for (int32_t i = 0; i < end; i++) {
-        bits[i / 64] |= (uint64_t)sees(cpu, row, i) << (i % 64);
     }
 }
 
@@ -281,6 +280,96 @@ enum status cpu_index_pick(struct backend *be, const struct index_pick_args *a)
         pool_run(cpu->pool, (end + keys - 1) / keys * job.n_rows, score_item, &job);
         pool_run(cpu->pool, job.n_rows, pick_item, &job);
     }
-    a->picks->p.p = cpu->index.bits;
+    a->picks->p.p = cpu->index.n_picked;
     return OK;
+}
+
+/* ---- copies of picked keys ---------------------------------------------------------------- */
+
+/* Stores the slots of a row's picks, numbers [first, end) of them. */
+static void find_slots(const struct cpu_backend *cpu, int32_t row, int32_t first, int32_t end,
+                       int32_t *slots)
+{
+    const uint64_t *bits = cpu->index.bits + (int64_t)row * cpu->index.n_words;
+    for (int32_t word = 0, n = 0; n < end; word++) {
+        const int32_t of_word = __builtin_popcountll(bits[word]);
+        if (n + of_word <= first) {
+            n += of_word;
+            continue;
+        }
+        for (uint64_t left = bits[word]; left && n < end; left &= left - 1, n++) {
+            if (n >= first) {
+                slots[n - first] = word * 64 + __builtin_ctzll(left);
+            }
+        }
+    }
+}
+
+/* A token's key in a plane of K: a column of units, each an element or a pair of codes. */
+struct column {
+    int32_t n_units, unit; // unit: bytes of one
+    int64_t stride;
+};
+
+static struct column column_of(const struct kv_plane *p)
+{
+    const bool pairs = p->format != KV_PLAIN && p->format != KV_FP8;
+    struct column c = {.n_units = pairs ? (p->width + 1) / 2 : p->width, .unit = 1};
+    if (p->format == KV_PLAIN) {
+        c.unit = (int32_t)dtype_bytes(p->dtype);
+    } else if (pairs && p->format != KV_INT4) {
+        c.unit = 2;
+    }
+    c.stride = (int64_t)c.unit * p->tokens;
+    return c;
+}
+
+/* Copies m columns of a page together, because they share its cache lines. */
+static void copy_columns(struct column c, const char *const *from, char *const *to, int32_t m)
+{
+    for (int64_t i = 0, at = 0; i < c.n_units; i++, at += c.stride) {
+        for (int32_t j = 0; j < m; j++) {
+            switch (c.unit) {
+            case 1: to[j][at] = from[j][at]; break;
+            case 2: memcpy(to[j] + at, from[j] + at, 2); break;
+            default: memcpy(to[j] + at, from[j] + at, 4); break;
+            }
+        }
+    }
+}
+
+size_t index_gather_bytes(const struct cpu_backend *cpu, const struct kv_pages *pages)
+{
+    return (size_t)(ATTN_CHUNK / cpu->limits.block_tokens + 2) * pages->block_bytes;
+}
+
+/* The tokens beside [first, end) in the first and the last page become zeros, since kernels may
+ * multiply them by 0. */
+void index_gather(const struct cpu_backend *cpu, const struct kv_pages *pages, int32_t row,
+                  int32_t first, int32_t end, char *to)
+{
+    const struct kv_plane *p = &pages->k;
+    const int32_t tokens = cpu->limits.block_tokens, lane = seq_of(cpu, row)->lane;
+    const int32_t first_page = first / tokens, n_pages = (end - 1) / tokens - first_page + 1;
+    const struct column c = column_of(p);
+    int32_t slots[ATTN_CHUNK];
+    const char *from[ATTN_CHUNK];
+    char *copies[ATTN_CHUNK];
+    ASSERT(first < end && end - first <= ATTN_CHUNK);
+    find_slots(cpu, row, first, end, slots);
+    memset(to, 0, pages->block_bytes);
+    memset(to + (size_t)(n_pages - 1) * pages->block_bytes, 0, pages->block_bytes);
+    for (int32_t i = 0, m; i < end - first; i += m) {
+        const char *page = cpu_kv_slot(cpu, pages, lane, slots[i]).block;
+        for (m = 0; i + m < end - first && slots[i + m] / tokens == slots[i] / tokens; m++) {
+            const int32_t token = slots[i + m] % tokens, number = first + i + m;
+            char *copy = to + (size_t)(number / tokens - first_page) * pages->block_bytes;
+            from[m] = page + p->at + (int64_t)token * c.unit;
+            copies[m] = copy + p->at + (int64_t)(number % tokens) * c.unit;
+            if (p->has_scales) {
+                kv_scale_put(p, copy, number % tokens, kv_scale_get(p, page, token));
+            }
+        }
+        copy_columns(c, from, copies, m);
+    }
 }

@@ -162,8 +162,9 @@ struct scratch {
 
 /* Memory of sparse attention (cpu_index.c). */
 struct index_room {
-    uint64_t *bits; // [max_rows, n_words]: the slots of its lane that each row attends to
-    float *scores;  // [n_rows, stride]: of some rows' keys, by slot
+    int32_t *n_picked; // [max_rows]: key_picks.p; 0: the row attends to all keys that it sees
+    uint64_t *bits;    // [max_rows, n_words]: the slots of its lane that each other row has picked
+    float *scores;     // [n_rows, stride]: of some rows' keys, by slot
     int64_t stride;
     int32_t n_words, n_rows;
 };
@@ -398,8 +399,9 @@ void cpu_kv_store_joined(const struct cpu_backend *cpu, const struct kv_pages *p
 /* The same for a key without a value. */
 void cpu_kv_store_key(const struct cpu_backend *cpu, const struct kv_pages *pages,
                       struct kv_slot slot, const float *key);
-/* Bytes of scratch that one attention item over such pages needs; see cpu_attention.c. */
-size_t cpu_attention_scratch(const struct cpu_backend *cpu, const struct kv_pages *p);
+/* Bytes of scratch that one attention item over such pages needs; see cpu_attention.c. `sparse`:
+ * rows may pick keys. */
+size_t cpu_attention_scratch(const struct cpu_backend *cpu, const struct kv_pages *p, bool sparse);
 const struct kv_pages *cpu_kv_layer(const struct cpu_backend *cpu, int32_t layer);
 
 enum status cpu_rope_open(struct backend *be, const struct rope_desc *desc,

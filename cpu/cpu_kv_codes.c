@@ -85,7 +85,7 @@ struct kv_scale kv_scale_get(const struct kv_plane *p, const char *head, int32_t
 }
 
 /* The scale loses the low bits that the zero occupies; the encoder has rounded it accordingly. */
-static void put_scale(const struct kv_plane *p, char *head, int32_t token, struct kv_scale s)
+void kv_scale_put(const struct kv_plane *p, char *head, int32_t token, struct kv_scale s)
 {
     float *scales = (float *)(void *)(head + p->scales_at);
     if (has_words(p)) {
@@ -156,7 +156,7 @@ void kv_put_codes(const struct kv_plane *p, char *head, int32_t token, const uin
                   int32_t n, struct kv_scale scale)
 {
     if (p->has_scales) {
-        put_scale(p, head, token, scale);
+        kv_scale_put(p, head, token, scale);
     }
     if (p->format == KV_INT4) {
         put_halves(p, head, token, codes, n);
@@ -204,7 +204,7 @@ void kv_move(const struct kv_plane *p, const char *from, int32_t from_token, cha
         }
     }
     if (p->has_scales) {
-        put_scale(p, to, to_token, kv_scale_get(p, from, from_token));
+        kv_scale_put(p, to, to_token, kv_scale_get(p, from, from_token));
     }
 }
 
@@ -219,6 +219,6 @@ void kv_poison(const struct kv_plane *p, char *head)
     }
     memset(head + p->at, 0x7F, (size_t)code_bytes_of(p)); // E4M3's NaN
     for (int32_t t = 0; t < p->tokens && p->has_scales; t++) {
-        put_scale(p, head, t, (struct kv_scale){NAN, 0.0f});
+        kv_scale_put(p, head, t, (struct kv_scale){NAN, 0.0f});
     }
 }

@@ -94,6 +94,7 @@ float kv_decode(const struct kv_plane *p, struct kv_scale s, uint32_t code);
 
 /* `head`: the address of the head in a page. */
 struct kv_scale kv_scale_get(const struct kv_plane *p, const char *head, int32_t token);
+void kv_scale_put(const struct kv_plane *p, char *head, int32_t token, struct kv_scale s);
 float kv_get(const struct kv_plane *p, const char *head, int32_t token, int32_t d);
 /* Store codes, one per byte, with their scale; or n plain elements. The rest of the width is
  * zeroed. */

@@ -338,6 +338,14 @@ static inline void make_index(struct world *w, bool whole)
     free(k);
 }
 
+/* Whether the backend's picks of a row contain the key in a slot that the row sees. */
+static inline bool has_picked(const struct world *w, int32_t row, int32_t slot)
+{
+    const struct index_room *room = &cpu_of(w->rig.be)->index;
+    const uint64_t *bits = room->bits + (int64_t)row * room->n_words;
+    return room->n_picked[row] == 0 || (bits[slot / 64] >> (slot % 64) & 1) != 0;
+}
+
 /* Picks within a pass, and keeps what has been picked. */
 static inline void run_index(struct world *w, struct key_picks *picks)
 {
@@ -362,8 +370,7 @@ static inline void run_index(struct world *w, struct key_picks *picks)
         const struct pass_seq *s = &w->pass.seqs[i];
         for (int32_t r = s->first_row; r < s->first_row + s->n_rows; r++) {
             for (int32_t slot = 0; slot < s->n_past + s->n_rows; slot++) {
-                *picked_at(w, r, slot) =
-                    sees(w, s, r, slot) && index_picked(cpu_of(w->rig.be), picks->p.p, r, slot);
+                *picked_at(w, r, slot) = sees(w, s, r, slot) && has_picked(w, r, slot);
             }
         }
     }
