@@ -24,8 +24,13 @@ struct timing {
 /* Bytes of a token's K and V in one layer. */
 static double token_bytes(const struct scene &s)
 {
-    const struct kv_layer layer = {s.n_heads, s.n_kv_heads, s.dim_k, s.dim_v,
-                                   s.v_in_k,  s.stored,     s.stored};
+    struct kv_layer layer = {};
+    layer.n_heads = s.n_heads;
+    layer.n_kv_heads = s.n_kv_heads;
+    layer.head_dim_k = s.dim_k;
+    layer.head_dim_v = s.dim_v;
+    layer.v_in_k = s.v_in_k;
+    layer.k_scale = layer.v_scale = s.stored;
     struct kv_set_desc desc = {};
     desc.n_layers = 1;
     desc.layers = &layer;

@@ -57,8 +57,11 @@ static bool open_scene(struct scene *s, enum dtype dtype, bool deterministic,
         return false;
     }
     const struct state_set_desc d = {1, &s->c.g, dtype, c->block, c->max_ahead};
-    const struct kv_layer kv = {1, 1, 8, 8, false, 0.0f, 0.0f}; // an attention layer: accepted
-                                                                // paths are moved in it, too
+    const struct kv_layer kv = {.n_heads = 1,
+                                .n_kv_heads = 1,
+                                .head_dim_k = 8,
+                                .head_dim_v = 8}; // accepted
+                                                  // paths are moved in it, too
     const struct kv_set_desc kv_set = {1, &kv, dtype, KV_PLAIN};
     for (int b = 0; b < 2; b++) {
         struct err err = {""};
