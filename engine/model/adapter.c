@@ -8,6 +8,7 @@
 #include "engine/base/optional.h"
 #include "engine/gguf/folder.h"
 #include "engine/model/checkpoint.h"
+#include "engine/model/wrappers.h"
 #include "engine/tokenizer/name_pattern.h"
 
 #include <ctype.h>
@@ -222,7 +223,7 @@ static enum status read_modules(struct adapter *a, struct err *err)
     const struct checkpoint_tensor *all = checkpoint_tensors(a->files, &n);
     a->modules = xcalloc(n, sizeof *a->modules);
     for (size_t i = 0; i < n; i++) {
-        if (checkpoint_is_tower(all[i].name)) {
+        if (wrapper_is_tower(all[i].name)) {
             n_towers++;
         } else if (ends_with(all[i].name, ".lora_A.weight", &base_bytes) && base_bytes < 1000) {
             TRY(read_module(a, &all[i], base_bytes, &a->modules[a->n_modules++], err));

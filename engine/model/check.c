@@ -2,6 +2,7 @@
 /* Checks a checkpoint's weights while it is opened: that no value is NaN or infinite, and that
  * checksums match if the folder has them. */
 #include "engine/model/check.h"
+#include "engine/model/wrappers.h"
 
 #include "engine/base/file.h"
 #include "engine/base/log.h"
@@ -157,7 +158,7 @@ static enum status check_blocks(const struct checkpoint_tensor *t, int32_t n_pie
 static enum status check_tensor(const struct checkpoint_tensor *t, int32_t n_pieces, bool full,
                                 struct err *err)
 {
-    const bool is_read = t->dtype_known && !checkpoint_is_tower(t->name);
+    const bool is_read = t->dtype_known && !wrapper_is_tower(t->name);
     const struct form *f = is_read ? form_of(t) : NULL; // the loader reports unknown dtypes
     int64_t n = f ? (int64_t)(t->n_bytes / f->n_bytes) : 0;
     struct findings found = {.bad_at = -1};

@@ -551,39 +551,6 @@ const struct checkpoint_tensor *checkpoint_find(const struct checkpoint *ck, con
     return i >= 0 ? &ck->tensors[i] : NULL;
 }
 
-/* The encoders of other modalities are not loaded, so their tensors are not reported as unused. */
-bool checkpoint_is_tower(const char *name)
-{
-    static const char *const towers[] = {"visual",
-                                         "visual_",
-                                         "vision_",
-                                         "audio_",
-                                         "embed_vision",
-                                         "embed_audio",
-                                         "multi_modal_projector",
-                                         "mm_projector",
-                                         "vit_large_projector",
-                                         "projector",
-                                         "encoder",
-                                         "connector",
-                                         "image_newline",
-                                         "mlp1",
-                                         "talker",
-                                         "code2wav",
-                                         "token2wav"};
-    for (const char *at = name; *at; at += strcspn(at, "."), at += *at == '.') {
-        const size_t n = strcspn(at, ".");
-        for (size_t i = 0; i < sizeof towers / sizeof towers[0]; i++) {
-            const size_t m = strlen(towers[i]);
-            const bool begins = m <= n && strncmp(at, towers[i], m) == 0;
-            if (begins && (m == n || towers[i][m - 1] == '_')) {
-                return true;
-            }
-        }
-    }
-    return false;
-}
-
 bool checkpoint_file(const struct checkpoint *ck, size_t i, struct checkpoint_file *out)
 {
     struct file_map map;

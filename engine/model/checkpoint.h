@@ -54,9 +54,6 @@ struct checkpoint_file {
 };
 bool checkpoint_file(const struct checkpoint *ck, size_t i, struct checkpoint_file *out);
 
-/* True if the name belongs to a vision or audio encoder, which the engine does not use. */
-bool checkpoint_is_tower(const char *name);
-
 /* NULL if there is none. */
 const struct checkpoint_tensor *checkpoint_find(const struct checkpoint *ck, const char *name);
 

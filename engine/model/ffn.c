@@ -536,61 +536,6 @@ static enum status load_moe(struct loader *l, int32_t layer, struct layer_weight
     return OK;
 }
 
-/* Reads a parameter of an activation; dummy weights and files without the tensor have `usual`. */
-static enum status act_parameter(struct loader *l, int32_t layer, const char *name, bool needed,
-                                 float usual, float *out)
-{
-    struct weight_part p;
-    char base[NAME_BYTES], full[NAME_BYTES];
-    *out = usual;
-    part_layer_name(l->c->names->act, layer, base);
-    snprintf(full, sizeof full, "%.240s.%s", base, name);
-    if (!needed && !part_has(l, full)) {
-        return OK;
-    }
-    TRY(part_of(l, full, (int64_t[]){1}, 1, &p));
-    if (!weight_part_is_dummy(&p)) {
-        *out = weight_part_get(&p, 0, 0);
-    }
-    if (!isfinite(*out)) {
-        return err_set(l->err, ERR_FORMAT, "%s: tensor %s is %g",
-                       checkpoint_where(l->options->checkpoint), full, (double)*out);
-    }
-    return OK;
-}
-
-/* ln(1 + e^x) */
-static float softplus(float x)
-{
-    return greater(x, 0.0f) + log1pf(expf(-fabsf(x)));
-}
-
-/* xIELU has learned parameters in each layer, which are stored as the inverse of a softplus. */
-static enum status load_act(struct loader *l, int32_t layer, struct act_shape *out)
-{
-    float positive, negative;
-    char base[NAME_BYTES];
-    if (l->c->act != ACT_XIELU) {
-        return OK;
-    }
-    TRY(act_parameter(l, layer, "alpha_p", true, 0.2f, &positive));
-    TRY(act_parameter(l, layer, "alpha_n", true, -1.05f, &negative));
-    TRY(act_parameter(l, layer, "beta", false, 0.5f, &out->slope));
-    part_layer_name(l->c->names->act, layer, base);
-    part_pass_over(l, base); // the rest of the module changes nothing
-    out->rise = softplus(positive);
-    out->fall = out->slope + softplus(negative);
-    return OK;
-}
-
-static struct layer_act act_with_limit(const struct model_config *c, float limit)
-{
-    if (limit > 0.0f) {
-        return (struct layer_act){ACT_SILU_CLAMPED, {.limit = limit}};
-    }
-    return (struct layer_act){c->act, c->act_shape};
-}
-
 /* A layer without a feed-forward half has none of its weights. */
 enum status load_ffn(struct loader *l, int32_t layer, struct layer_weights *w)
 {
@@ -599,8 +544,7 @@ enum status load_ffn(struct loader *l, int32_t layer, struct layer_weights *w)
     if (c->layers[layer].no_ffn) {
         return OK;
     }
-    w->mlp_act = act_with_limit(c, c->layers[layer].mlp_limit);
-    w->experts_act = act_with_limit(c, c->layers[layer].experts_limit);
+    TRY(load_acts(l, layer, w));
     if (c->layers[layer].moe) {
         TRY(load_moe(l, layer, w));
         if (!c->experts_beside) {
@@ -608,7 +552,6 @@ enum status load_ffn(struct loader *l, int32_t layer, struct layer_weights *w)
         }
         TRY(load_beside(l, layer, w));
     }
-    TRY(load_act(l, layer, &w->mlp_act.shape));
     const int32_t ffn = c->layers[layer].ffn;
     const struct layer_share share = model_layer_share(c, &l->m->shard, layer);
     char rooms[3][NAME_BYTES];

@@ -2,6 +2,7 @@
 /* Finds tensors by name, checks and slices them, and passes them to the backend. */
 #include "engine/model/part.h"
 #include "engine/base/optional.h"
+#include "engine/model/wrappers.h"
 
 #include "engine/base/hash.h"
 #include "engine/base/log.h"
@@ -90,7 +91,7 @@ static enum purpose purpose_of(const struct loader *l, const char *name)
     if (strstr(name, "rotary_emb.inv_freq")) {
         return DERIVED; // old files store it, although it can be computed
     }
-    if (checkpoint_is_tower(name)) {
+    if (wrapper_is_tower(name)) {
         return OF_IMAGE_OR_SOUND;
     }
     for (const char *at = name; *at; at += strcspn(at, "."), at += *at == '.') {

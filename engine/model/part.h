@@ -151,9 +151,10 @@ enum status load_adapters_end(struct loader *l);
 /* head.c: a draft head's weights, except its layer. */
 enum status load_head(struct loader *l);
 
-/* attention.c, recurrent.c and ffn.c: the parts of a layer. */
+/* attention.c, recurrent.c, ffn.c and act.c: the parts of a layer. */
 enum status load_attention(struct loader *l, int32_t layer, struct layer_weights *w);
 enum status load_recurrent(struct loader *l, int32_t layer, struct layer_weights *w);
 enum status load_ffn(struct loader *l, int32_t layer, struct layer_weights *w);
+enum status load_acts(struct loader *l, int32_t layer, struct layer_weights *w);
 
 #endif

@@ -9,6 +9,7 @@
 #include "engine/model/checkpoint.h"
 #include "engine/model/quant.h"
 #include "engine/model/quantise_files.h"
+#include "engine/model/wrappers.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -113,7 +114,7 @@ static bool is_quantised(const struct checkpoint_tensor *t)
                                         "fc2",
                                         "c_fc",
                                         "c_proj"};
-    if (!is_plain_matrix(t) || checkpoint_is_tower(t->name) || is_gpt2(t->name)) {
+    if (!is_plain_matrix(t) || wrapper_is_tower(t->name) || is_gpt2(t->name)) {
         return false;
     }
     const int32_t n_base = base_bytes(t->name);
@@ -134,7 +135,7 @@ static bool is_quantised(const struct checkpoint_tensor *t)
 static bool is_stack(const struct checkpoint_tensor *t)
 {
     return t->n_dims == 3 && t->dims[0] > 1 && t->dims[1] > 1 && t->dims[2] > 1 &&
-           !checkpoint_is_tower(t->name);
+           !wrapper_is_tower(t->name);
 }
 
 /* Everything is checked before anything is written, so that a failure leaves no partial folder

@@ -148,3 +148,36 @@ enum status wrapper_complete(const struct json *root, const char *family, struct
     }
     return text == root ? OK : add_sizes(family, text, err);
 }
+
+/* The encoders of other modalities are not loaded, so their tensors are not reported as unused. */
+bool wrapper_is_tower(const char *name)
+{
+    static const char *const towers[] = {"visual",
+                                         "visual_",
+                                         "vision_",
+                                         "audio_",
+                                         "embed_vision",
+                                         "embed_audio",
+                                         "multi_modal_projector",
+                                         "mm_projector",
+                                         "vit_large_projector",
+                                         "projector",
+                                         "encoder",
+                                         "connector",
+                                         "image_newline",
+                                         "mlp1",
+                                         "talker",
+                                         "code2wav",
+                                         "token2wav"};
+    for (const char *at = name; *at; at += strcspn(at, "."), at += *at == '.') {
+        const size_t n = strcspn(at, ".");
+        for (size_t i = 0; i < sizeof towers / sizeof towers[0]; i++) {
+            const size_t m = strlen(towers[i]);
+            const bool begins = m <= n && strncmp(at, towers[i], m) == 0;
+            if (begins && (m == n || towers[i][m - 1] == '_')) {
+                return true;
+            }
+        }
+    }
+    return false;
+}

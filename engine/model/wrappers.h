@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The configs of models whose language part is one of several: where it is, and which family it
- * belongs to.
- * Thread: plain functions. */
+/* Models whose language part is one of several: where its config is, which family it belongs to,
+ * and which tensors are those of other parts. Thread: plain functions. */
 #ifndef SLUICE_ENGINE_MODEL_WRAPPERS_H
 #define SLUICE_ENGINE_MODEL_WRAPPERS_H
 
@@ -19,5 +18,7 @@ bool wrapper_heeds_inner_tie(const struct json *root);
  * wrappers whose language part is not a causal model. */
 enum status wrapper_complete(const struct json *root, const char *family, struct json *text,
                              struct err *err);
+/* True if the name belongs to a vision or audio encoder, which the engine does not use. */
+bool wrapper_is_tower(const char *name);
 
 #endif

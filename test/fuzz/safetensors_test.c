@@ -4,6 +4,7 @@
  * bytes between them. The header's length is added, so that most inputs get that far; if there is
  * no header, the data are the whole file. */
 #include "engine/model/checkpoint.h"
+#include "engine/model/wrappers.h"
 #include "test/fuzz/fuzz.h"
 #include "test/fuzz/fuzz_folder.h"
 
@@ -49,7 +50,7 @@ static void use(const struct checkpoint *ck)
         if (!is_inside(ck, t) || n_elements > t->n_bytes || checkpoint_find(ck, t->name) != t) {
             abort();
         }
-        checkpoint_is_tower(t->name);
+        wrapper_is_tower(t->name);
     }
 }
 
