@@ -300,7 +300,7 @@ static inline bool bed_open(struct index_bed *t, enum dtype dtype, bool determin
                                                        .v_scale = stored.v_scale}};
     const struct kv_set_desc set = {
         .n_layers = COUNT(layers), .layers = layers, .dtype = dtype, .format = stored.format};
-    const struct rope_desc rope = {s->n_pairs, t->inv_freq, 1.0f, s->interleaved, longest};
+    const struct rope_desc rope = {s->n_pairs, t->inv_freq, 1.0f, s->interleaved, max_len};
     struct backend *be = t->p.be[GPU];
     struct err err = {""};
     for (int b = 0; b < 2; b++) {

@@ -130,7 +130,7 @@ static void moe_case_of(enum dtype dtype, const struct moe_case *c, bool partial
 static void moe_case(enum dtype dtype, const struct moe_case *c, bool partial)
 {
     moe_case_of(dtype, c, partial, ACT_SHAPE_PUBLISHED, false, false);
-    if (c->kind == ACT_GPT_OSS) {
+    if (c->kind == ACT_GPT_OSS || c->kind == ACT_SILU_CLAMPED) {
         const struct act_shape clamps = {.limit = 0.8f,
                                          .alpha = 3.0f}; // values outside are clamped
         moe_case_of(dtype, c, partial, clamps, false, false);
@@ -174,6 +174,7 @@ TEST(experts_agree)
         {1, 64, 8, 512, 64, MOE_SOFTMAX_TOPK, true, false, false, 1, 1, ACT_SILU, ROUTED},
         {37, 16, 1, 128, 96, MOE_SIGMOID, false, false, true, 1, 1, ACT_SILU, ROUTED},
         {5, 5, 2, 50, 33, MOE_SIGMOID, false, false, false, 1, 1, ACT_SILU, ROUTED},
+        {9, 16, 4, 72, 40, MOE_SIGMOID, true, false, false, 1, 1, ACT_SILU_CLAMPED, ROUTED},
     };
     for (int32_t d = 0; d < COUNT(pair_dtypes); d++) {
         for (int32_t i = 0; i < COUNT(cases); i++) {
@@ -192,6 +193,7 @@ TEST(many_rows_agree)
         {517, 4, 2, 256, 136, MOE_SOFTMAX_TOPK, true, true, true, 1, 1, ACT_GELU_TANH, ROUTED},
         {300, 9, 4, 72, 40, MOE_TOPK_SOFTMAX, false, true, false, 1, 1, ACT_GPT_OSS, FEW_EXPERTS},
         {129, 4, 1, 392, 264, MOE_SOFTMAX_TOPK, false, false, false, 1, 1, ACT_GELU, ROUTED},
+        {300, 9, 4, 72, 40, MOE_SIGMOID, true, false, false, 1, 1, ACT_SILU_CLAMPED, FEW_EXPERTS},
         {400, 16, 3, 136, 8, MOE_SIGMOID, true, true, true, 4, 2, ACT_RELU, ROUTED},
         {333, 8, 1, 8, 200, MOE_TOPK_SOFTMAX, false, false, false, 1, 1, ACT_SILU, ONE_EXPERT},
         {2500, 3, 1, 64, 128, MOE_TOPK_SOFTMAX, false, false, true, 1, 1, ACT_SILU, ONE_EXPERT},

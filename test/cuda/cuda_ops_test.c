@@ -159,8 +159,8 @@ TEST(activations_agree)
         REQUIRE(pair_open(&p, pair_dtypes[d], false, NULL));
         for (int32_t i = 0; i < COUNT(odd_widths); i++) {
             for (int32_t kind = ACT_SILU; kind <= ACT_XIELU; kind++) {
-                for (int gated = kind == ACT_GPT_OSS; gated < (kind == ACT_XIELU ? 1 : 2);
-                     gated++) {
+                const bool always = kind == ACT_GPT_OSS || kind == ACT_SILU_CLAMPED;
+                for (int gated = always; gated < (kind == ACT_XIELU ? 1 : 2); gated++) {
                     const int32_t width = odd_widths[i], in = gated ? 2 * width : width;
                     struct pair_tensor x = tensor_random(&p, 3, in, in + 5, 4.0f);
                     struct pair_tensor y = tensor_poisoned(&p, 3, width + 3, p.dtype);

@@ -254,7 +254,8 @@ TEST(a_product_with_its_activation_agrees)
 {
     NEED_GPU();
     static const int32_t rows[] = {1, 9, 17, 64, 70, 33, 128};
-    static const enum activation kinds[] = {ACT_SILU, ACT_GELU_TANH, ACT_GELU, ACT_GPT_OSS};
+    static const enum activation kinds[] = {ACT_SILU, ACT_GELU_TANH, ACT_GELU, ACT_GPT_OSS,
+                                            ACT_SILU_CLAMPED};
     for (int32_t d = 0; d < COUNT(pair_dtypes); d++) {
         struct pair p;
         REQUIRE(pair_open(&p, pair_dtypes[d], false, NULL));

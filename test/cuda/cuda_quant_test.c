@@ -399,6 +399,8 @@ TEST(quantised_experts_agree)
         {12, 12, 3, 6, 2, 96, 64, ACT_GPT_OSS, EVEN, false, false},
         {12, 12, 200, 5, 3, 352, 96, ACT_GPT_OSS, EVEN, false, false},
         {2, 2, 1, 4, 2, 256, 384, ACT_SILU, EVEN, false, false},
+        {2, 2, 3, 4, 2, 256, 384, ACT_SILU_CLAMPED, EVEN, false, false},
+        {5, 5, 200, 5, 3, 384, 128, ACT_SILU_CLAMPED, EVEN, false, false},
         {2, 2, 400, 5, 2, 160, 192, ACT_SILU, EVEN, false, false},
         {5, 5, 33, 4, 3, 256, 128, ACT_GELU_TANH, EVEN, false, false},
         {6, 6, 300, 4, 2, 64, 192, ACT_SILU, EVEN, false, false},
