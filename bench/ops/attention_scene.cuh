@@ -141,6 +141,19 @@ static inline void plant_tree(struct scene &s, const struct pass_seq &seq, struc
     }
 }
 
+/* The geometry of the scene's layer. */
+static inline struct kv_layer layer_of(const struct scene &s)
+{
+    struct kv_layer layer = {};
+    layer.n_heads = s.n_heads;
+    layer.n_kv_heads = s.n_kv_heads;
+    layer.head_dim_k = s.dim_k;
+    layer.head_dim_v = s.dim_v;
+    layer.v_in_k = s.v_in_k;
+    layer.k_scale = layer.v_scale = s.stored;
+    return layer;
+}
+
 /* Allocates and fills the pages and tables. Sequences of a group share their first blocks. */
 static inline void build(struct scene &s, int n_layers, uint64_t seed)
 {
@@ -170,8 +183,7 @@ static inline void build(struct scene &s, int n_layers, uint64_t seed)
                         &s.tables[(size_t)(g.first_seq + i) * s.table_stride]);
         }
     }
-    const struct kv_layer layer = {s.n_heads, s.n_kv_heads, s.dim_k, s.dim_v,
-                                   s.v_in_k,  s.stored,     s.stored};
+    const struct kv_layer layer = layer_of(s);
     struct kv_set_desc desc = {};
     desc.n_layers = 1;
     desc.layers = &layer;

@@ -24,13 +24,7 @@ struct timing {
 /* Bytes of a token's K and V in one layer. */
 static double token_bytes(const struct scene &s)
 {
-    struct kv_layer layer = {};
-    layer.n_heads = s.n_heads;
-    layer.n_kv_heads = s.n_kv_heads;
-    layer.head_dim_k = s.dim_k;
-    layer.head_dim_v = s.dim_v;
-    layer.v_in_k = s.v_in_k;
-    layer.k_scale = layer.v_scale = s.stored;
+    const struct kv_layer layer = layer_of(s);
     struct kv_set_desc desc = {};
     desc.n_layers = 1;
     desc.layers = &layer;
