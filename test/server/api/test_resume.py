@@ -104,7 +104,7 @@ def test_a_new_stream_takes_the_place_of_the_one_before(server):
 
 
 def test_errors_are_not_kept(server):
-    r = server.post("/v1/chat/completions", {**BODY, "max_tokens": -1}, headers=named("bad"))
+    r = server.post("/v1/chat/completions", {**BODY, "temperature": -1}, headers=named("bad"))
     assert r.status == 400 and server.get(url("bad")).status == 404
     r = server.get("/v1/stream")
     assert r.status == 400 and r.error["param"] == "conv_id" and server.request("DELETE", "/v1/stream").status == 400
