@@ -160,13 +160,46 @@ static struct engine_options small(const char *model)
  * build has. */
 static int all_families(const void *arg)
 {
-    static const char *const families[] = {
-        "llama-3",         "gemma-2",          "gemma-3",     "mixtral",     "deepseek-v3",
-        "gpt-oss",         "qwen3-moe",        "phi-3-long",  "stablelm",    "glm4",
-        "qwen3.5",         "qwen3.5-moe",      "qwen3-next",  "kimi-linear", "ling-3",
-        "nemotron-3-nano", "nemotron-3-super", "granite-4",   "falcon-h1",   "bamba",
-        "lfm2-moe",        "gemma-4-e",        "gemma-4-moe", "llama-4",     "mistral-small-4",
-        "cohere-2",        "ernie-4.5-moe",    "exaone-moe"};
+    static const char *const families[] = {"llama-3",
+                                           "gemma-2",
+                                           "gemma-3",
+                                           "mixtral",
+                                           "deepseek-v3",
+                                           "gpt-oss",
+                                           "qwen3-moe",
+                                           "phi-3-long",
+                                           "stablelm",
+                                           "glm4",
+                                           "qwen3.5",
+                                           "qwen3.5-moe",
+                                           "qwen3-next",
+                                           "kimi-linear",
+                                           "ling-3",
+                                           "nemotron-3-nano",
+                                           "nemotron-3-super",
+                                           "granite-4",
+                                           "falcon-h1",
+                                           "bamba",
+                                           "lfm2-moe",
+                                           "gemma-4-e",
+                                           "gemma-4-moe",
+                                           "llama-4",
+                                           "mistral-small-4",
+                                           "cohere-2",
+                                           "ernie-4.5-moe",
+                                           "exaone-moe",
+                                           "deepseek-v3.2",
+                                           "glm-5",
+                                           "apertus",
+                                           "step-3.7",
+                                           "laguna",
+                                           "mimo-v2-flash",
+                                           "afmoe",
+                                           "olmo-hybrid",
+                                           "lfm3",
+                                           "muse-glimmer",
+                                           "command-a-plus",
+                                           "granite-swa"};
     for (size_t i = 0; i < 4 * sizeof families / sizeof families[0]; i++) {
         char dir[64];
         host_family(dir, sizeof dir, families[i / 4]);
