@@ -280,6 +280,9 @@ static enum status mimo_v2_heads(const struct json *j, struct model_config *c, s
 {
     const int64_t others = json_get_int(j, "sliding_window_size", 0);
     const int64_t wide = json_get_int(j, "swa_num_key_value_heads", 2 * (int64_t)c->n_kv_heads);
+    if (others > 0) {
+        TRY(family_positive("sliding_window_size", others, MAX_POSITIONS, err));
+    }
     TRY(family_positive("swa_num_key_value_heads", wide, c->n_heads, err));
     if (c->n_heads % wide) {
         return err_set(err, ERR_FORMAT, "config.json: %d heads cannot share %lld key/value heads",

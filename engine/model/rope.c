@@ -385,7 +385,8 @@ static enum status read_rope(const struct json *params, double theta, const stru
     return OK;
 }
 
-/* The indexers' rope differs from that of the layers at most in its pairs. */
+/* The indexers' rope differs from that of the layers at most in its pairs. It takes the place of
+ * the rope of layers with a window. */
 static void add_index_rope(struct model_config *c)
 {
     if (c->index.top_k > 0 && c->index.interleaved != c->rope[0].desc.interleaved) {
@@ -412,6 +413,11 @@ enum status ropes_read(const struct json *j, struct model_config *c, struct err 
     } else {
         full = params;
         sliding = NULL;
+    }
+    if (c->kv_lora > 0 && c->n_ropes > 1) {
+        return err_set(err, ERR_UNSUPPORTED,
+                       "config.json: rope_parameters of each type of layer are not supported with "
+                       "latent attention");
     }
     choose_ropes(c);
     if (c->n_ropes == 2) { // the rope of the sliding layers; the older form never scales it

@@ -87,6 +87,7 @@ def test_the_key_changes_the_answer(source, values, tmp_path):
     ("mimo-v2-flash", {"swa_head_dim": 64}, ["swa_head_dim"]),
     ("mimo-v2-flash", {"swa_v_head_dim": 64}, ["swa_v_head_dim"]),
     ("mimo-v2-flash", {"swa_num_key_value_heads": 3}, ["4 heads", "3 key/value heads"]),
+    ("mimo-v2-flash", {"sliding_window_size": (1 << 31) - 1}, ["sliding_window_size", "from 1 to 1073741824"]),
     ("mimo-v2-flash", {"v_head_dim": 80, "swa_v_head_dim": GONE}, ["v_head_dim", "from 1 to 72"]),
     ("mimo-v2-flash", {"add_full_attention_sink_bias": True}, ["add_full_attention_sink_bias true"]),
     ("mimo-v2-flash", {"hybrid_layer_pattern": [0, 1]}, ["hybrid_layer_pattern", "fewer"]),

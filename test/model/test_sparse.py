@@ -58,6 +58,7 @@ def test_the_key_changes_the_answer(source, values, tmp_path):
     (V32, {"q_lora_rank": None}, ["q_lora_rank"]),
     (V32, {"moe_layer_freq": 2}, ["moe_layer_freq"]),
     (V32, {"layer_types": ["indexed_attention", "linear_attention"] * 2}, ["linear_attention"]),
+    (V32, {"rope_scaling": GONE, "rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, ["rope_parameters", "latent attention"]),
     ("kimi-k2", {"layer_types": ["indexed_attention"] * 4}, ["indexed_attention"]),
     (GLM, {"indexer_types": LISTED[:4]}, ["indexer_types", "for each layer"]),
     (GLM, {"indexer_types": LISTED[:4] + ["half"]}, ["indexer_types", "shared"]),
