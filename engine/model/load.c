@@ -188,13 +188,20 @@ enum status model_open_ropes(struct model *m, struct err *err)
     return OK;
 }
 
-static bool layer_divides(const struct model_config *c, int32_t layer, int32_t n_ranks)
+static enum status divide_layer(const struct model_config *c, int32_t layer, int32_t n_ranks,
+                                struct err *err)
 {
     const struct layer_config *l = &c->layers[layer];
     const bool replicated = l->n_kv_heads < n_ranks;
-    return l->ffn % n_ranks == 0 && l->n_heads % n_ranks == 0 &&
-           (c->kv_lora > 0 || l->kv < 0 ||
-            (replicated ? n_ranks % l->n_kv_heads == 0 : l->n_kv_heads % n_ranks == 0));
+    if (l->ffn % n_ranks == 0 && l->n_heads % n_ranks == 0 &&
+        (c->kv_lora > 0 || l->kv < 0 ||
+         (replicated ? n_ranks % l->n_kv_heads == 0 : l->n_kv_heads % n_ranks == 0))) {
+        return OK;
+    }
+    return err_set(err, ERR_UNSUPPORTED,
+                   "tensor parallel over %d ranks does not divide this model (%d heads, %d "
+                   "key/value heads, ffn %d in layer %d)",
+                   n_ranks, l->n_heads, l->n_kv_heads, l->ffn, layer);
 }
 
 /* Whether this many ranks can share the model. Every sharded size must be divisible by their
@@ -202,15 +209,14 @@ static bool layer_divides(const struct model_config *c, int32_t layer, int32_t n
 enum status model_shard_of(const struct model_config *c, int32_t rank, int32_t n_ranks,
                            struct model_shard *out, struct err *err)
 {
-    bool fits = c->moe_ffn % n_ranks == 0 && c->shared_ffn % n_ranks == 0;
-    for (int32_t i = 0; i < c->n_layers && fits; i++) {
-        fits = layer_divides(c, i, n_ranks);
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        TRY(divide_layer(c, i, n_ranks, err));
     }
-    if (!fits) {
+    if (c->moe_ffn % n_ranks != 0 || c->shared_ffn % n_ranks != 0) {
         return err_set(err, ERR_UNSUPPORTED,
-                       "tensor parallel over %d ranks does not divide this "
-                       "model (%d heads, %d key/value heads, ffn %d)",
-                       n_ranks, c->n_heads, c->n_kv_heads, c->ffn);
+                       "tensor parallel over %d ranks does not divide this model's experts (ffn "
+                       "%d, of the shared ones %d)",
+                       n_ranks, c->moe_ffn, c->shared_ffn);
     }
     *out = (struct model_shard){
         .rank = rank,

@@ -112,6 +112,18 @@ def test_what_is_not_supported_is_refused_by_name(source, values, named, tmp_pat
     assert all(word in done.stderr for word in named), done.stderr
 
 
+@pytest.mark.parametrize("source, values, named", [
+    ("laguna", {"num_attention_heads_per_layer": [4, 6, 8, 8]}, ["6 heads", "in layer 1"]),
+    ("mimo-v2-flash", {"swa_num_key_value_heads": 2, "num_attention_heads": 6, "swa_num_attention_heads": 6},
+     ["6 heads", "in layer 0"]),
+    ("afmoe", {"moe_intermediate_size": 26}, ["experts", "ffn 26"]),
+])
+def test_ranks_that_do_not_divide_a_layer_are_refused(source, values, named, tmp_path):
+    done = run(changed(tmp_path / "model", source, values), "--tensor-parallel-size", "4")
+    assert done.returncode == 1 and len(done.stderr.strip().splitlines()) == 1, done.stderr
+    assert all(word in done.stderr for word in ["4 ranks", *named]), done.stderr
+
+
 ROPES = {kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in ((FULL, 5e5), (SLIDING, 1e4))}
 MLA = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128, "n_shared_experts": 1,
        "first_k_dense_replace": 1, "num_experts_per_tok": 8, "moe_intermediate_size": 2048, "routed_scaling_factor": 2.5}
