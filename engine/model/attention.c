@@ -16,8 +16,9 @@
 static enum status load_gated_qkv(struct loader *l, int32_t layer, struct layer_weights *w)
 {
     const struct model_config *c = l->c;
+    const struct layer_config *lc = &c->layers[layer];
     const struct layer_share share = model_layer_share(c, &l->m->shard, layer);
-    int64_t hd = c->head_dim, q_all = 2 * c->n_heads * hd, kv_all = c->n_kv_heads * hd;
+    int64_t hd = lc->head_dim, q_all = 2 * lc->n_heads * hd, kv_all = lc->n_kv_heads * hd;
     int64_t kv_first = share.first_kv_head * hd, kv_n = share.n_kv_heads * hd;
     char q[NAME_BYTES], k[NAME_BYTES], v[NAME_BYTES];
     part_layer_name(c->names->q, layer, q);
@@ -343,6 +344,7 @@ static enum status load_mla(struct loader *l, int32_t layer, struct layer_weight
     }
     if (c->layers[layer].index >= 0) {
         const int64_t all = (int64_t)c->index.n_heads * c->index.head_dim;
+        ASSERT(q.n == 1); // the indexer's queries follow those of the heads
         part_layer_name(c->names->index_q, layer, index);
         q.pieces[q.n++] = (struct piece){index, all, 0, all};
         TRY(load_indexer(l, layer, w));

@@ -206,7 +206,7 @@ static enum status read_helium(const struct json *j, struct model_config *c, str
     return OK;
 }
 
-/* Every fourth layer, from the first on, has no window. */
+/* Every n-th layer, from the first on, has no window. */
 static void window_but_first_of(const struct json *j, int32_t n, struct model_config *c)
 {
     family_window_on_all(j, c);

@@ -240,9 +240,7 @@ static enum status olmo_experts(const struct json *j, struct model_config *c, st
 /* Norms over the whole width of q and k. */
 static enum status read_olmoe(const struct json *j, struct model_config *c, struct err *err)
 {
-    if (json_type(json_get(j, "clip_qkv")) != JSON_NULL) {
-        return err_set(err, ERR_UNSUPPORTED, "config.json: clip_qkv is not supported");
-    }
+    TRY(family_no_clips(j, err));
     c->q_bias = c->o_bias = json_get_bool(j, "attention_bias", false);
     c->qk_norm = QK_NORM_WIDTH;
     return olmo_experts(j, c, err);
