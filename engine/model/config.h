@@ -256,17 +256,10 @@ enum status model_keys_check_generation(const struct json *generation, struct er
 
 /* rope.c. rope_params: the rope's parameters in a config, by transformers' rules: rope_scaling
  * unless it is empty, else rope_parameters, else those of the family ("rope_of_class" of the
- * defaults). rope_read: the rope that these parameters describe. rope_fit: model_config_fit for one
- * rope. */
-struct rope_share { // how much of a head of head_dim elements is rotated
-    int32_t head_dim;
-    double partial;
-};
+ * defaults). rope_fit: model_config_fit for one rope. */
 const struct json *rope_params(const struct json *config);
 const char *rope_type(const struct json *params);
 double rope_alpha(const struct json *config); // alpha of a dynamic scaling; 0: none
-enum status rope_read(const struct json *params, double theta, struct rope_share share,
-                      const struct json *config, struct rope_config *out, struct err *err);
 bool rope_fit(struct rope_config *rope, int32_t max_len);
 /* Reads the model's ropes and assigns them to the layers. */
 enum status ropes_read(const struct json *j, struct model_config *c, struct err *err);

@@ -11,6 +11,12 @@
 
 static const double PI = 3.14159265358979323846;
 
+/* How much of a head of head_dim elements is rotated. */
+struct rope_share {
+    int32_t head_dim;
+    double partial;
+};
+
 struct rope_input {
     const struct json *params, *config;
     double theta, factor;
@@ -283,8 +289,9 @@ static const struct rope_row *find_row(const struct json *params)
     return NULL;
 }
 
-enum status rope_read(const struct json *params, double theta, struct rope_share share,
-                      const struct json *config, struct rope_config *out, struct err *err)
+/* The rope that these parameters describe. */
+static enum status rope_of(const struct json *params, double theta, struct rope_share share,
+                           const struct json *config, struct rope_config *out, struct err *err)
 {
     const struct rope_row *row = find_row(params);
     if (!row) {
@@ -377,7 +384,7 @@ static enum status read_rope(const struct json *params, double theta, const stru
     }
     const bool interleaved = c->rope[0].desc.interleaved;
     struct rope_share share = {c->kv_lora ? c->rope_dim : head_dim, c->kv_lora ? 1.0 : partial};
-    TRY(rope_read(params, theta, share, j, &c->rope[rope], err));
+    TRY(rope_of(params, theta, share, j, &c->rope[rope], err));
     c->rope[rope].desc.interleaved = interleaved;
     for (int32_t i = 0; c->rope_backwards && i < MAX_ROPE_PAIRS; i++) {
         c->rope[rope].inv_freq[i] = -c->rope[rope].inv_freq[i];
