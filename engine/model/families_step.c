@@ -116,23 +116,37 @@ static enum status own_heads(const struct json *own, int32_t layer, int64_t *n, 
     return OK;
 }
 
-/* The value of a list for a layer, or a number for all layers. */
-static double of_layer(const struct json *list, int32_t layer)
+/* Reads a layer's number from a list, or the one of all layers; 0: there is none. *of_kind: that of
+ * layers of the same kind, which share a rope; 0: not known yet. */
+static enum status rope_of_layer(const struct json *j, const char *key, int32_t layer,
+                                 double *of_kind, struct err *err)
 {
-    const struct json *item = json_first(list);
-    for (int32_t i = 0; item && i < layer; i++) {
-        item = json_next(item);
+    const struct json *list = json_get(j, key), *item = list;
+    if (json_is(list, JSON_ARRAY)) {
+        item = json_first(list);
+        for (int32_t i = 0; item && i < layer; i++) {
+            item = json_next(item);
+        }
+        if (!item) {
+            return err_set(err, ERR_FORMAT, "config.json: %s has fewer entries than layers", key);
+        }
     }
-    return json_number(json_is(list, JSON_ARRAY) ? item : list, 0.0);
+    const double v = json_number(item, 0.0);
+    if (*of_kind > 0.0 && fabs(v - *of_kind) > 0.0) {
+        return err_set(err, ERR_UNSUPPORTED,
+                       "config.json: %s differs between layers of one type, which is not supported",
+                       key);
+    }
+    *of_kind = v;
+    return OK;
 }
 
-/* The ropes of both kinds of layers are those of their first ones. */
 static enum status step_layers(const struct json *j, struct model_config *c, struct err *err)
 {
     const struct json *own = json_get(j, "per_layer_config");
     int64_t sliding = 0;
     TRY(sliding_heads(j, &sliding, c, err));
-    for (int32_t i = c->n_layers - 1; i >= 0; i--) {
+    for (int32_t i = 0; i < c->n_layers; i++) {
         struct layer_config *l = &c->layers[i];
         const int32_t rope = l->window > 0;
         int64_t n = json_is(own, JSON_OBJECT) || !rope ? c->n_heads : sliding;
@@ -144,8 +158,8 @@ static enum status step_layers(const struct json *j, struct model_config *c, str
                            c->n_kv_heads);
         }
         l->n_heads = (int32_t)n;
-        c->rope_theta[rope] = of_layer(json_get(j, "rope_theta"), i);
-        c->rope_share[rope] = of_layer(json_get(j, "partial_rotary_factors"), i);
+        TRY(rope_of_layer(j, "rope_theta", i, &c->rope_theta[rope], err));
+        TRY(rope_of_layer(j, "partial_rotary_factors", i, &c->rope_share[rope], err));
     }
     return OK;
 }
