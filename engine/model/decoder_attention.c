@@ -116,16 +116,15 @@ static enum status run_indexer(struct flow *f, int32_t layer, struct tensor in)
     return f->ops->index_pick(f->be, &pick);
 }
 
-/* MLA, with the key and value products absorbed into q and into the output. There is one shared key
- * head of kv_lora + rope_dim elements, and its first kv_lora elements are also the value. */
-enum status decoder_mla(struct flow *f, int32_t layer, struct tensor in)
+/* Computes the queries into m->qkv, the compressed key (*kv), and the picks of the layer's indexer
+ * if it has one. */
+static enum status mla_inputs(struct flow *f, int32_t layer, struct tensor in, struct tensor *kv)
 {
     struct model *m = f->m;
     const struct model_config *c = m->config;
     const struct layer_weights *w = &m->layers[layer];
-    const int32_t n_heads = model_layer_share(c, &m->shard, layer).n_heads;
-    int32_t q_head = c->nope_dim + c->rope_dim, key = c->kv_lora + c->rope_dim;
-    struct tensor q_in = in, kv = m->low;
+    struct tensor q_in = in;
+    *kv = m->low;
     TRY(flow_linear(f, w->low, in, m->low, NULL)); // [T, D] -> [T, q_lora + kv_lora + rope]
     if (c->q_lora) {
         struct norm_args norm = {.x = m->low,
@@ -138,12 +137,23 @@ enum status decoder_mla(struct flow *f, int32_t layer, struct tensor in)
         f->norm = norm;
         f->norm_waits = true; // the next product is the only reader
         q_in = m->low;
-        kv.mem = dmem_at(kv.mem, (size_t)c->q_lora * dtype_bytes(kv.dtype));
+        kv->mem = dmem_at(kv->mem, (size_t)c->q_lora * dtype_bytes(kv->dtype));
     }
     TRY(flow_linear(f, w->qkv, q_in, m->qkv, NULL)); // [T, H (nope + rope)], the indexer's queries
-    if (c->layers[layer].index >= 0) {
-        TRY(run_indexer(f, layer, in));
-    }
+    return c->layers[layer].index >= 0 ? run_indexer(f, layer, in) : OK;
+}
+
+/* MLA, with the key and value products absorbed into q and into the output. There is one shared key
+ * head of kv_lora + rope_dim elements, and its first kv_lora elements are also the value. */
+enum status decoder_mla(struct flow *f, int32_t layer, struct tensor in)
+{
+    struct model *m = f->m;
+    const struct model_config *c = m->config;
+    const struct layer_weights *w = &m->layers[layer];
+    const int32_t n_heads = model_layer_share(c, &m->shard, layer).n_heads;
+    const int32_t q_head = c->nope_dim + c->rope_dim, key = c->kv_lora + c->rope_dim;
+    struct tensor kv;
+    TRY(mla_inputs(f, layer, in, &kv));
     struct mla_store_args store = {.q = m->qkv,
                                    .kv = kv,
                                    .q_out = m->q_abs,
