@@ -185,6 +185,21 @@ static enum status read_layer_types(const struct json *j, struct model_config *c
     return OK;
 }
 
+/* Latent attention has no chunks, and picks of an indexer have no windows either. */
+static enum status check_bounds(const struct model_config *c, struct err *err)
+{
+    for (int32_t i = 0; i < c->n_layers && c->kv_lora > 0; i++) {
+        const struct layer_config *l = &c->layers[i];
+        if (l->chunk > 0 || (l->window > 0 && c->index.top_k > 0)) {
+            return err_set(err, ERR_UNSUPPORTED,
+                           "config.json: %s in layer %d is not supported with %s attention",
+                           l->chunk > 0 ? "chunked_attention" : "sliding_attention", i,
+                           c->index.top_k > 0 ? "sparse" : "latent");
+        }
+    }
+    return OK;
+}
+
 /* Layers have the model's sizes unless the family has set others. */
 static void size_layers(struct model_config *c)
 {
@@ -443,6 +458,7 @@ static enum status read_config(struct json *root, struct model_config *c, struct
     if (c->read_layers) {
         TRY(c->read_layers(j, c, err));
     }
+    TRY(check_bounds(c, err));
     size_layers(c);
     number_layers(c);
     if (c->n_kv_layers == 0) {

@@ -59,6 +59,8 @@ def test_the_key_changes_the_answer(source, values, tmp_path):
     (V32, {"moe_layer_freq": 2}, ["moe_layer_freq"]),
     (V32, {"layer_types": ["indexed_attention", "linear_attention"] * 2}, ["linear_attention"]),
     (V32, {"rope_scaling": GONE, "rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, ["rope_parameters", "latent attention"]),
+    (V32, {"layer_types": ["indexed_attention"] * 3 + ["sliding_attention"], "sliding_window": 8}, ["sliding_attention", "layer 3"]),
+    ("kimi-k2", {"layer_types": ["chunked_attention"] * 4, "attention_chunk_size": 8}, ["chunked_attention", "latent"]),
     ("kimi-k2", {"layer_types": ["indexed_attention"] * 4}, ["indexed_attention"]),
     (GLM, {"indexer_types": LISTED[:4]}, ["indexer_types", "for each layer"]),
     (GLM, {"indexer_types": LISTED[:4] + ["half"]}, ["indexer_types", "shared"]),
