@@ -359,8 +359,8 @@ enum status adapters_check_used(const struct adapters *a, const bool *used, stru
                 return err_set(
                     err, ERR_UNSUPPORTED,
                     "adapter '%.64s' changes %.160s, which is not possible: this model "
-                    "has no such layer, or it is an expert, a router, an embedding or the "
-                    "output head",
+                    "has no such layer, or it is an expert, a router, an embedding, the output "
+                    "head, MLA's kv_b_proj, or attention with values narrower than its keys",
                     one->name, one->modules[k].name);
             }
         }
