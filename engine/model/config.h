@@ -44,8 +44,7 @@ struct layer_config {
     struct query_growth growth;
     bool moe;
     float ffn_out_scale; // as attn_out_scale
-    // Limits with which ACT_SILU_CLAMPED replaces the activation; 0: it does not. mlp: also of
-    // shared experts.
+    // A limit above 0 makes the activation ACT_SILU_CLAMPED. mlp_limit: also of shared experts.
     float experts_limit, mlp_limit;
     bool no_ffn; // the layer has only attention or a state; a layer with neither has only a
                  // feed-forward part

@@ -10,10 +10,10 @@
 #include "engine/device/ops_default.h"
 #include "engine/model/model.h"
 
+enum { FLOW_NORMS = 4 }; // that may wait for one flow_join_norm, before and after its own
+
 /* The values passed between layers: the residual stream, and an output that has not been added to
  * it yet. */
-enum { FLOW_NORMS = 4 };
-
 struct flow {
     struct model *m;
     const struct backend_ops *ops;

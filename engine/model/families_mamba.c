@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Families with attention and Mamba-2 or short convolutions: Granite 4, Bamba, Falcon-H1,
- * Nemotron-H, LFM2. */
+ * Nemotron-H, LFM2 and 3. */
 #include "engine/base/json.h"
 #include "engine/base/minmax.h"
 #include "engine/model/family_parts.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Families with attention and delta nets: one decay per head in Qwen3-Next and Qwen3.5, one per
- * channel in Kimi-Linear and Ling 3. */
+/* Families with attention and delta nets: one decay per head in Qwen3-Next, Qwen3.5 and OLMo
+ * Hybrid, one per channel in Kimi-Linear and Ling 3. */
 #include "engine/base/json.h"
 #include "engine/model/family_parts.h"
 

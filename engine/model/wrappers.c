@@ -6,11 +6,10 @@
 #include <string.h>
 
 /* Multimodal models nest the config of the language part, some of them twice; "speculators" nests
- * that of a draft head's layer. Some models repeat the language part's sizes outside; then those
- * outside count, except beside llm_config. */
+ * that of a draft head's layer. Some models repeat the language part's sizes outside. */
 static const struct {
     const char *key;
-    bool always;
+    bool always; // if not, sizes outside count
 } places[] = {
     {"thinker_config", true},
     {"llm_config", true},
