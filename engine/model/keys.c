@@ -247,6 +247,7 @@ static const struct key config_keys[] = {
     SWITCH("attention_out_bias"),
     SWITCH("qkv_bias"),
     SWITCH("use_qkv_bias"),
+    SWITCH("bias"),
     SWITCH("use_bias"),
     SWITCH("use_sliding_window"),
     SWITCH("use_parallel_residual"),
