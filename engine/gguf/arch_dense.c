@@ -77,16 +77,9 @@ static enum status more_gemma3(const struct maker *m)
     return more_gemma(m, 62);
 }
 
-/* Positions can be switched off. */
 static enum status more_granite(const struct maker *m)
 {
-    bool rotated = true;
-    gguf_get_bool(m->g, "granite.rope.scaling.finetuned", &rotated);
-    if (!rotated) {
-        return err_set(m->err, ERR_UNSUPPORTED,
-                       "granite.rope.scaling.finetuned is false: attention without positions is "
-                       "not supported");
-    }
+    TRY(maker_need_positions(m));
     return maker_put_granite_scale(m);
 }
 

@@ -56,6 +56,27 @@ static const struct rename exaone_moe[] = {
     {NULL, NULL, INTEGER},
 };
 
+static const struct rename afmoe[] = {
+    {"expert_count", "num_experts", INTEGER},
+    {"expert_shared_count", "num_shared_experts", INTEGER},
+    {"expert_feed_forward_length", "moe_intermediate_size", INTEGER},
+    {"expert_weights_scale", "route_scale", NUMBER},
+    {NULL, NULL, INTEGER},
+};
+static const struct rename olmoe[] = {
+    {"expert_count", "num_experts", INTEGER},
+    {NULL, NULL, INTEGER},
+};
+static const struct rename granite_moe[] = {
+    {"embedding_scale", "embedding_multiplier", NUMBER},
+    {"residual_scale", "residual_multiplier", NUMBER},
+    {"attention.scale", "attention_multiplier", NUMBER},
+    {"logit_scale", "logits_scaling", NUMBER},
+    {"expert_count", "num_local_experts", INTEGER},
+    {"expert_shared_feed_forward_length", "shared_intermediate_size", INTEGER},
+    {NULL, NULL, INTEGER},
+};
+
 /* The number of shared experts: the width of all of them together, over that of an expert. */
 static enum status put_n_shared(const struct maker *m, const char *name, double otherwise)
 {
@@ -113,14 +134,22 @@ static enum status more_hunyuan_moe(const struct maker *m)
     return put_n_shared(m, "num_shared_expert", 1);
 }
 
+/* For families that always divide the weights of a token's experts by their sum. */
+static enum status need_normed(const struct maker *m)
+{
+    char full[96];
+    bool normed = false;
+    maker_full_key(m, "expert_weights_norm", full);
+    gguf_get_bool(m->g, full, &normed);
+    if (!normed) {
+        return err_set(m->err, ERR_UNSUPPORTED, "%s is false, which is not supported", full);
+    }
+    return OK;
+}
+
 static enum status more_hy_v3(const struct maker *m)
 {
-    bool normed = false;
-    gguf_get_bool(m->g, "hy_v3.expert_weights_norm", &normed);
-    if (!normed) {
-        return err_set(m->err, ERR_UNSUPPORTED,
-                       "hy_v3.expert_weights_norm is false, which is not supported");
-    }
+    TRY(need_normed(m));
     TRY(maker_put_experts(m));
     return put_n_shared(m, "num_shared_experts", 1);
 }
@@ -144,6 +173,26 @@ static enum status more_gptoss(const struct maker *m)
         maker_put_number(m, "intermediate_size", (double)gate->dims[1]);
     }
     return OK;
+}
+
+/* Layers without positions are every fourth, whichever have a window. */
+static enum status more_afmoe(const struct maker *m)
+{
+    TRY(need_normed(m));
+    TRY(maker_need_windows(m, 4));
+    return maker_put_experts(m);
+}
+
+static enum status more_dots1(const struct maker *m)
+{
+    TRY(maker_put_switch(m, "expert_weights_norm", "norm_topk_prob"));
+    return maker_put_experts(m);
+}
+
+static enum status more_granite_moe(const struct maker *m)
+{
+    TRY(maker_need_positions(m));
+    return maker_put_granite_scale(m);
 }
 
 static bool has_experts(const struct gguf *g)
@@ -218,5 +267,28 @@ static const struct arch rows[] = {
      .renames = exaone_moe,
      .gating = GATING_SIGMOID,
      .more = more_exaone_moe},
+    {.name = "afmoe",
+     .model_type = "afmoe",
+     .renames = afmoe,
+     .gating = GATING_SIGMOID,
+     .constants = "\"mup_enabled\":true,",
+     .more = more_afmoe},
+    {.name = "dots1",
+     .model_type = "dots1",
+     .renames = glm4_moe,
+     .gating = GATING_SIGMOID,
+     .constants = "\"max_window_layers\":1024,", // no layer has a window
+     .more = more_dots1},
+    {.name = "olmoe",
+     .model_type = "olmoe",
+     .renames = olmoe,
+     .gating = GATING_SOFTMAX,
+     .constants = "\"norm_topk_prob\":false,"},
+    {.name = "granitemoe",
+     .model_type = "granitemoe",
+     .pairs_together = true,
+     .renames = granite_moe,
+     .gating = GATING_SOFTMAX,
+     .more = more_granite_moe},
 };
 const struct arch_table archs_moe = {rows, sizeof rows / sizeof rows[0]};

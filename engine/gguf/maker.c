@@ -188,6 +188,41 @@ enum status maker_put_windows(const struct maker *m, double every)
     return OK;
 }
 
+enum status maker_need_windows(const struct maker *m, double every)
+{
+    int32_t layers, drafts;
+    TRY(gguf_count_layers(m->g, &layers, &drafts, m->err));
+    for (int32_t i = 0; i < layers && i < MOST_LAYERS; i++) {
+        bool window = false;
+        TRY(has_window(m, (size_t)i, every, &window));
+        if (window != (fmod(i, every) < every - 1.0)) {
+            return err_set(m->err, ERR_UNSUPPORTED,
+                           "%s.attention.sliding_window_pattern: full attention in other layers "
+                           "than every %g is not supported",
+                           m->arch->name, every);
+        }
+    }
+    if (!(maker_number_or(m, "attention.sliding_window", 0) > 0.0)) {
+        return err_set(m->err, ERR_UNSUPPORTED,
+                       "%s.attention.sliding_window is missing or 0, which is not supported",
+                       m->arch->name);
+    }
+    return maker_put_windows(m, every);
+}
+
+enum status maker_need_positions(const struct maker *m)
+{
+    char full[96];
+    bool rotated = true;
+    maker_full_key(m, "rope.scaling.finetuned", full);
+    gguf_get_bool(m->g, full, &rotated);
+    if (!rotated) {
+        return err_set(m->err, ERR_UNSUPPORTED,
+                       "%s is false: attention without positions is not supported", full);
+    }
+    return OK;
+}
+
 enum status maker_put_granite_scale(const struct maker *m)
 {
     double heads, width;

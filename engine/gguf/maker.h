@@ -74,6 +74,11 @@ enum status maker_put_switch(const struct maker *m, const char *key, const char 
 /* If there is a window, writes which layers have it: as the file lists, or all but every n-th,
  * where n is the file's number or `every` (0: all layers). */
 enum status maker_put_windows(const struct maker *m, double every);
+/* The same for architectures whose layers without a window must be every n-th: other files are
+ * refused. */
+enum status maker_need_windows(const struct maker *m, double every);
+/* Refuses Granite's files whose positions are switched off. */
+enum status maker_need_positions(const struct maker *m);
 /* In Granite's configs a missing scale of scores means 1; in these files the usual one. */
 enum status maker_put_granite_scale(const struct maker *m);
 /* Writes which layers have experts: those with a router. */
@@ -88,7 +93,7 @@ struct arch_table {
     const struct arch *rows;
     size_t n;
 };
-extern const struct arch_table archs_dense, archs_moe, archs_mla, archs_hybrid;
+extern const struct arch_table archs_dense, archs_plain, archs_moe, archs_mla, archs_hybrid;
 
 /* archs.c: the row of the file's architecture. */
 enum status maker_find_arch(const struct gguf *g, const struct arch **out, struct err *err);

@@ -160,6 +160,44 @@ def keys_deepseek(config):
     return {**mla_keys(config), **expert_keys(config)}
 
 
+def keys_afmoe(config):
+    return {"expert_shared_count": (U32, config["num_shared_experts"]), "expert_weights_norm": (BOOL, True),
+            "expert_feed_forward_length": (U32, config["moe_intermediate_size"]),
+            "leading_dense_block_count": (U32, config["num_dense_layers"]), "expert_gating_func": (U32, SIGMOID),
+            "expert_weights_scale": (F32, config["route_scale"]), "attention.sliding_window": (U32, config["sliding_window"])}
+
+
+def keys_dots1(config):
+    return {**expert_keys(config), "expert_count": (U32, config["n_routed_experts"])}
+
+
+def keys_layer_norm(config):
+    return {"attention.layer_norm_epsilon": (F32, config["layer_norm_eps"]), "attention.layer_norm_rms_epsilon": (F32, None),
+            "logit_scale": (F32, config.get("logit_scale"))}
+
+
+def keys_nemotron(config):
+    return {"attention.layer_norm_epsilon": (F32, config["norm_eps"]), "rope.scaling.type": (STRING, "none"),
+            "rope.dimension_count": (U32, int(config["partial_rotary_factor"] * config["head_dim"]))}
+
+
+def keys_olmo(config):
+    return {"attention.layer_norm_epsilon": (F32, 1e-5), "attention.layer_norm_rms_epsilon": (F32, None)}
+
+
+def keys_phi(config):
+    """No key for the base of positions."""
+    size = config["hidden_size"] // config["num_attention_heads"]
+    return {**keys_layer_norm(config), "attention.key_length": (U32, None), "attention.value_length": (U32, None),
+            "rope.freq_base": (F32, None), "rope.dimension_count": (U32, int(config["partial_rotary_factor"] * size))}
+
+
+def keys_granite(config):
+    return {"attention.scale": (F32, config["attention_multiplier"]), "embedding_scale": (F32, config["embedding_multiplier"]),
+            "residual_scale": (F32, config["residual_multiplier"]), "logit_scale": (F32, config["logits_scaling"]),
+            "expert_shared_feed_forward_length": (U32, config.get("shared_intermediate_size"))}
+
+
 def nothing(config):
     return {}
 
@@ -175,8 +213,14 @@ FAMILIES = {
     "hunyuan_v1_moe": ("hunyuan-moe", keys_hunyuan_moe, False), "exaone4": ("exaone4", window_keys, False),
     "exaone_moe": ("exaone-moe", keys_exaone_moe, False), "cohere2": ("cohere2", keys_cohere2, False),
     "olmo3": ("olmo2", window_keys, False), "kimi_linear": ("kimi-linear", keys_kimi_linear, False),
+    "afmoe": ("afmoe", keys_afmoe, False), "cohere": ("command-r", keys_layer_norm, False),
+    "nemotron": ("nemotron", keys_nemotron, False), "arcee": ("arcee", nothing, True), "dots1": ("dots1", keys_dots1, False),
+    "olmo": ("olmo", keys_olmo, True), "olmoe": ("olmoe", nothing, False), "jais2": ("jais2", keys_layer_norm, False),
+    "phi": ("phi2", keys_phi, False), "granitemoe": ("granitemoe", keys_granite, True),
+    "granitemoeshared": ("granitemoe", keys_granite, True),
     "bailing_hybrid": ("bailingmoe3", keys_bailing, False), "hy_v3": ("hy_v3", keys_hy_v3, False), "glm": ("chatglm", keys_glm, False)}
 NORMED_AFTER = ("exaone4", "olmo3")  # their norm of that name follows attention
+SANDWICH = ("afmoe",)  # the same, and their MLPs have norms on both sides
 NORM_IS_POST = ("glm4_moe", "seed_oss")  # the files have another name for the norm before the MLP
 
 # Names of tensors that are not in gguf_files.PARTS.
@@ -189,6 +233,8 @@ PARTS = {
     "self_attn.A_log": "ssm_a", "self_attn.dt_bias": "ssm_dt.bias", "self_attn.b_proj": "ssm_beta", "self_attn.o_norm": "ssm_norm",
     "self_attn.f_a_proj": "ssm_f_a", "self_attn.f_b_proj": "ssm_f_b", "self_attn.g_a_proj": "ssm_g_a", "self_attn.g_b_proj": "ssm_g_b",
     "self_attn.f_proj": "ssm_f_a", "self_attn.dense": "attn_output", "eh_proj": "nextn.eh_proj", "enorm": "nextn.enorm",
+    "pre_mlp_layernorm": "ffn_norm", "mlp.fc1": "ffn_up", "mlp.fc2": "ffn_down", "block_sparse_moe.router.layer": "ffn_gate_inp",
+    "shared_mlp.output_linear": "ffn_down_shexp", "self_attn.gate_proj": "attn_gate",
     "hnorm": "nextn.hnorm", "embed_tokens": "token_embd", "shared_head.head": "nextn.shared_head_head",
     "shared_head.norm": "nextn.shared_head_norm"}
 for each in ("q", "k", "v"):
@@ -212,7 +258,7 @@ def renamed(name, config):
     if layer and part == "token_embd":
         part = "nextn.embed_tokens"
     family = config["model_type"]
-    if stem == "post_attention_layernorm" and family in (*NORMED_AFTER, *NORM_IS_POST):
+    if stem == "post_attention_layernorm" and family in (*NORMED_AFTER, *SANDWICH, *NORM_IS_POST):
         part = "post_attention_norm"
     return layer + part + "." + suffix
 
@@ -250,6 +296,14 @@ def converted(name, x, config):
     elif family == "bailing_hybrid" and part.endswith("g_proj.weight"):
         full = (int(name.split(".")[2]) + 1) % config["layer_group_size"] == 0
         yield "blk.%s.%s.weight" % (name.split(".")[2], "attn_gate" if full else "ssm_g_a"), x
+    elif part.endswith("input_linear.weight"):
+        of = "shexp" if "shared" in part else "exps"
+        for half, y in zip(("gate", "up"), numpy.split(x, 2, axis=-2)):
+            yield "blk.%s.ffn_%s_%s.weight" % (name.split(".")[2], half, of), y
+    elif part == "block_sparse_moe.output_linear.weight":
+        yield "blk.%s.ffn_down_exps.weight" % name.split(".")[2], x
+    elif family == "nemotron" and name.endswith("norm.weight"):
+        yield renamed(name, config), x + 1
     elif "conv1d" in part:
         yield renamed(name, config), x.reshape(1, x.shape[0], 1, x.shape[-1])
     elif part.endswith("A_log"):
