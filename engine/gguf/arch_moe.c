@@ -134,22 +134,9 @@ static enum status more_hunyuan_moe(const struct maker *m)
     return put_n_shared(m, "num_shared_expert", 1);
 }
 
-/* For families that always divide the weights of a token's experts by their sum. */
-static enum status need_normed(const struct maker *m)
-{
-    char full[96];
-    bool normed = false;
-    maker_full_key(m, "expert_weights_norm", full);
-    gguf_get_bool(m->g, full, &normed);
-    if (!normed) {
-        return err_set(m->err, ERR_UNSUPPORTED, "%s is false, which is not supported", full);
-    }
-    return OK;
-}
-
 static enum status more_hy_v3(const struct maker *m)
 {
-    TRY(need_normed(m));
+    TRY(maker_need_normed(m));
     TRY(maker_put_experts(m));
     return put_n_shared(m, "num_shared_experts", 1);
 }
@@ -178,7 +165,7 @@ static enum status more_gptoss(const struct maker *m)
 /* Layers without positions are every fourth, whichever have a window. */
 static enum status more_afmoe(const struct maker *m)
 {
-    TRY(need_normed(m));
+    TRY(maker_need_normed(m));
     TRY(maker_need_windows(m, 4));
     return maker_put_experts(m);
 }

@@ -25,13 +25,30 @@ static const struct rename common[] = {
     {NULL, NULL, INTEGER},
 };
 
-static bool is_renamed(const struct maker *m, const char *key)
+/* The architecture's row of a key; NULL: it has none. */
+static const struct rename *own_row(const struct maker *m, const char *key)
 {
     const struct rename *r = m->arch->renames;
     while (r && r->key && strcmp(r->key, key) != 0) {
         r++;
     }
-    return r && r->key;
+    return r && r->key ? r : NULL;
+}
+
+static bool is_renamed(const struct maker *m, const char *key)
+{
+    return own_row(m, key) != NULL;
+}
+
+static enum status put_common(const struct maker *m)
+{
+    for (size_t i = 0; common[i].key; i++) {
+        const struct rename *own = own_row(m, common[i].key);
+        if (!own || own->as) { // otherwise the architecture reads the key elsewhere
+            TRY(maker_put_renamed(m, &common[i]));
+        }
+    }
+    return OK;
 }
 
 /* Layers with a window have the sizes and the base of the others, unless the architecture reads
@@ -185,9 +202,7 @@ static enum status put_sizes(const struct maker *m)
     if (!mla) {
         maker_put_number(m, "head_dim", key);
         double rotated = maker_number_or(m, "rope.dimension_count", key);
-        /* The loader truncates share * dimensions, so make the share slightly larger than the
-         * quotient. */
-        maker_put_number(m, "partial_rotary_factor", rotated < key ? (rotated + 0.25) / key : 1.0);
+        maker_put_number(m, "partial_rotary_factor", maker_share(rotated, key));
     }
     if (has_ffn) {
         maker_put_number(m, "intermediate_size", ffn);
@@ -247,160 +262,19 @@ static enum status put_ends(const struct maker *m)
     return OK;
 }
 
-/* ---- positions ---------------------------------------------------------------------------- */
-
-/* Writes a tensor of frequency divisors as a list. */
-static enum status put_factors(const struct maker *m, const char *name, const char *as)
-{
-    const struct gguf_tensor *t = gguf_find_tensor(m->g, name);
-    if (!t || t->n_dims != 1 || strcmp(t->type_name, "F32") != 0) {
-        return err_set(m->err, ERR_FORMAT, "the tensor %s is missing, or not a row of F32", name);
-    }
-    buf_printf(m->out, "\"%s\":[", as);
-    for (int64_t i = 0; i < t->dims[0]; i++) {
-        float f;
-        memcpy(&f, t->data + (size_t)i * sizeof f, sizeof f);
-        if (i) {
-            buf_puts(m->out, ",");
-        }
-        buf_put_double(m->out, (double)f);
-    }
-    buf_puts(m->out, "],");
-    return OK;
-}
-
-/* For Llama 3's rope scaling, GGUF stores the resulting divisors, which are the same for every
- * length. */
-static enum status put_divisors(const struct maker *m, const char *shorter, const char *longer)
-{
-    buf_puts(m->out, "\"rope_type\":\"longrope\",");
-    TRY(put_factors(m, shorter, "short_factor"));
-    return put_factors(m, longer, "long_factor");
-}
-
-static enum status put_yarn(const struct maker *m)
-{
-    static const struct rename rows[] = {
-        {"rope.scaling.factor", "factor", NUMBER},
-        {"rope.scaling.yarn_attn_factor", "attention_factor", NUMBER},
-        {"rope.scaling.original_context_length", "original_max_position_embeddings", INTEGER},
-        {NULL, NULL, NUMBER},
-    };
-    // In older files of Ollama the second key has the number.
-    static const struct {
-        const char *key, *older, *as;
-    } pairs[] = {
-        {"rope.scaling.yarn_beta_fast", "rope.scaling.beta_fast", "beta_fast"},
-        {"rope.scaling.yarn_beta_slow", "rope.scaling.beta_slow", "beta_slow"},
-        {"attention.temperature_scale", "rope.scaling_beta", "llama_4_scaling_beta"},
-    };
-    buf_puts(m->out, "\"rope_type\":\"yarn\",");
-    for (size_t i = 0; i < sizeof pairs / sizeof pairs[0]; i++) {
-        const double v = maker_number_or(m, pairs[i].key, maker_number_or(m, pairs[i].older, 0));
-        if (v != 0) {
-            maker_put_number(m, pairs[i].as, v);
-        }
-    }
-    double log_multiplier = maker_number_or(m, "rope.scaling.yarn_log_multiplier",
-                                            maker_number_or(m, "rope.scaling.mscale_all_dim", 0));
-    if (log_multiplier > 0) { // DeepSeek's multiplier is stored divided by ten
-        const bool whole = m->arch->whole_multiplier;
-        maker_put_number(m, "mscale", whole ? 1 : log_multiplier * 10);
-        maker_put_number(m, "mscale_all_dim", whole ? log_multiplier : log_multiplier * 10);
-    }
-    return maker_put_all(m, rows);
-}
-
-/* Divisors of the frequencies that the file stores as tensors take precedence over its keys
- * about scaling. */
-static enum status put_scaling(const struct maker *m, const char *type)
-{
-    double factor =
-        maker_number_or(m, "rope.scaling.factor", maker_number_or(m, "rope.scale_linear", 0));
-    if (factor == 0) { // 0 means none, like no key
-        const bool long_context = maker_number_or(m, "context_length", 0) >= 131072;
-        factor = long_context && m->arch->long_factor > 0 ? m->arch->long_factor : 1;
-    }
-    const double attention = maker_number_or(m, "rope.scaling.attn_factor", 0);
-    if (maker_has_tensor(m, "rope_freqs.weight")) {
-        TRY(put_divisors(m, "rope_freqs.weight", "rope_freqs.weight"));
-        maker_put_number(m, "attention_factor", 1);
-    } else if (maker_has_tensor(m, "rope_factors_long.weight")) {
-        TRY(put_divisors(m, "rope_factors_short.weight", "rope_factors_long.weight"));
-        if (attention > 0) {
-            maker_put_number(m, "attention_factor", attention);
-        }
-        return OK;
-    } else if (strcmp(type, "yarn") == 0) {
-        TRY(put_yarn(m));
-        maker_put_flag(m, "truncate", strcmp(m->arch->model_type, "gpt_oss") != 0);
-    } else if (strcmp(type, "linear") == 0 || (strcmp(type, "none") == 0 && factor != 1)) {
-        buf_puts(m->out, "\"rope_type\":\"linear\",");
-        maker_put_number(m, "factor", factor);
-    } else if (strcmp(type, "none") == 0) {
-        buf_puts(m->out, "\"rope_type\":\"default\",");
-    } else {
-        return err_set(m->err, ERR_UNSUPPORTED, "%s.rope.scaling.type: '%.30s' is not supported",
-                       m->arch->name, type);
-    }
-    if (attention > 0 && attention != 1) {
-        return err_set(m->err, ERR_UNSUPPORTED,
-                       "%s.rope.scaling.attn_factor is %g, which is only supported with factors of "
-                       "long and short texts",
-                       m->arch->name, attention);
-    }
-    return OK;
-}
-
-/* The kind of scaling; "none" if there is none, whatever the file calls it. */
-static void find_scaling(const struct maker *m, char type[32])
-{
-    char full[96];
-    const char *text;
-    size_t n;
-    maker_full_key(m, "rope.scaling.type", full);
-    snprintf(type, 32, "%s", or_text(m->arch->scaling, "none"));
-    if (gguf_get_string(m->g, full, &text, &n)) {
-        snprintf(type, 32, "%.*s", (int)lesser(n, 31), text);
-    }
-    if (!type[0] || strcmp(type, "default") == 0) {
-        snprintf(type, 32, "none");
-    }
-}
-
-static enum status put_rope(const struct maker *m)
-{
-    char type[32];
-    find_scaling(m, type);
-    const double usual = m->arch->theta > 0 ? m->arch->theta : 10000;
-    const double theta =
-        maker_number_or(m, "rope.freq_base", maker_number_or(m, "rope.global.freq_base", usual));
-    maker_put_number(m, "rope_theta", theta);
-    double original = maker_number_or(m, "rope.scaling.original_context_length", 0);
-    if (original > 0) {
-        maker_put_number(m, "original_max_position_embeddings", original);
-    }
-    buf_puts(m->out, "\"rope_scaling\":{");
-    TRY(put_scaling(m, type));
-    buf_puts(m->out, "\"rope_theta\":");
-    buf_put_double(m->out, theta);
-    buf_puts(m->out, "},");
-    return OK;
-}
-
 enum status gguf_make_config(const struct gguf *g, struct buf *out, struct err *err)
 {
     struct maker m = {.g = g, .out = out, .err = err};
     TRY(maker_find_arch(g, &m.arch, err));
     buf_putc(out, '{');
     TRY(m.arch->by_layer ? m.arch->by_layer(&m) : put_sizes(&m));
-    TRY(maker_put_all(&m, common));
+    TRY(put_common(&m));
     TRY(put_layers(&m));
     TRY(maker_put_all(&m, m.arch->renames));
     TRY(check_unread(&m));
     put_facts(&m);
     if (!m.arch->by_layer) {
-        TRY(put_rope(&m));
+        TRY(maker_put_rope(&m));
     }
     TRY(put_ends(&m));
     if (m.arch->constants) {

@@ -95,7 +95,7 @@ void maker_put_flag(const struct maker *m, const char *name, bool v)
     buf_printf(m->out, "\"%s\":%s,", name, bool_word(v));
 }
 
-static enum status put_renamed(const struct maker *m, const struct rename *r)
+enum status maker_put_renamed(const struct maker *m, const struct rename *r)
 {
     char full[96];
     bool found, flag;
@@ -127,7 +127,7 @@ static enum status put_renamed(const struct maker *m, const struct rename *r)
 enum status maker_put_all(const struct maker *m, const struct rename *rows)
 {
     for (; rows && rows->key; rows++) {
-        TRY(put_renamed(m, rows));
+        TRY(maker_put_renamed(m, rows));
     }
     return OK;
 }
@@ -146,11 +146,10 @@ enum status maker_put_switch(const struct maker *m, const char *key, const char 
         return OK;
     }
     const struct rename row = {key, name, FLAG};
-    return put_renamed(m, &row);
+    return maker_put_renamed(m, &row);
 }
 
-/* Whether a layer has the window. */
-static enum status has_window(const struct maker *m, size_t layer, double every, bool *out)
+enum status maker_has_window(const struct maker *m, size_t layer, double every, bool *out)
 {
     static const char key[] = "attention.sliding_window_pattern";
     char full[96];
@@ -167,7 +166,8 @@ static enum status has_window(const struct maker *m, size_t layer, double every,
     if (v && (!gguf_get_number(m->g, full, &every) || every != floor(every) || !(every >= 0.0))) {
         return err_set(m->err, ERR_FORMAT, "%s is not a number of layers", full);
     }
-    *out = !(every > 0.0) || fmod((double)layer, every) < every - 1.0;
+    const double without = m->arch->full_first ? 0.0 : every - 1.0;
+    *out = !(every > 0.0) || fmod((double)layer, every) != without;
     return OK;
 }
 
@@ -181,7 +181,7 @@ enum status maker_put_windows(const struct maker *m, double every)
     buf_puts(m->out, "\"layer_types\":[");
     for (int32_t i = 0; i < layers && i < MOST_LAYERS; i++) {
         bool window = false;
-        TRY(has_window(m, (size_t)i, every, &window));
+        TRY(maker_has_window(m, (size_t)i, every, &window));
         buf_printf(m->out, "%s\"%s_attention\"", text_if(i > 0, ","), window ? "sliding" : "full");
     }
     buf_puts(m->out, "],");
@@ -194,8 +194,8 @@ enum status maker_need_windows(const struct maker *m, double every)
     TRY(gguf_count_layers(m->g, &layers, &drafts, m->err));
     for (int32_t i = 0; i < layers && i < MOST_LAYERS; i++) {
         bool window = false;
-        TRY(has_window(m, (size_t)i, every, &window));
-        if (window != (fmod(i, every) < every - 1.0)) {
+        TRY(maker_has_window(m, (size_t)i, every, &window));
+        if (window != (fmod(i, every) != every - 1.0)) {
             return err_set(m->err, ERR_UNSUPPORTED,
                            "%s.attention.sliding_window_pattern: full attention in other layers "
                            "than every %g is not supported",
@@ -221,6 +221,23 @@ enum status maker_need_positions(const struct maker *m)
                        "%s is false: attention without positions is not supported", full);
     }
     return OK;
+}
+
+enum status maker_need_normed(const struct maker *m)
+{
+    char full[96];
+    bool normed = false;
+    maker_full_key(m, "expert_weights_norm", full);
+    gguf_get_bool(m->g, full, &normed);
+    if (!normed) {
+        return err_set(m->err, ERR_UNSUPPORTED, "%s is false, which is not supported", full);
+    }
+    return OK;
+}
+
+double maker_share(double rotated, double head)
+{
+    return rotated < head ? (rotated + 0.25) / head : 1.0;
 }
 
 enum status maker_put_granite_scale(const struct maker *m)

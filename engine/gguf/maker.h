@@ -40,6 +40,7 @@ struct arch {
     enum gating gating;           // other kinds than this one are refused
     /* Rotated pairs are adjacent: the converter has permuted the rows of q and k. */
     bool pairs_together;
+    bool full_first;       // of every n layers the first has no window, not the last
     bool is_hybrid;        // some layers have no attention
     bool whole_multiplier; // YaRN's log multiplier is not divided by ten
     bool norms_plus_one;   // stored norm weights already include the 1 that the family adds
@@ -66,11 +67,16 @@ bool maker_number_at(const struct maker *m, const char *key, size_t layer, doubl
 /* Writes a member and a comma. */
 void maker_put_number(const struct maker *m, const char *name, double v);
 void maker_put_flag(const struct maker *m, const char *name, bool v);
-/* Writes the members whose keys the file has. The list of rows ends with NULL, and may be NULL. */
+/* Writes the member if the file has its key. */
+enum status maker_put_renamed(const struct maker *m, const struct rename *r);
+/* The same for several. The list ends with NULL, and may
+ * be NULL. */
 enum status maker_put_all(const struct maker *m, const struct rename *rows);
 bool maker_has_tensor(const struct maker *m, const char *name);
 /* Writes a switch that is off in files without its key. */
 enum status maker_put_switch(const struct maker *m, const char *key, const char *name);
+/* Whether a layer has the window, by the rule that maker_put_windows follows. */
+enum status maker_has_window(const struct maker *m, size_t layer, double every, bool *out);
 /* If there is a window, writes which layers have it: as the file lists, or all but every n-th,
  * where n is the file's number or `every` (0: all layers). */
 enum status maker_put_windows(const struct maker *m, double every);
@@ -81,8 +87,25 @@ enum status maker_need_windows(const struct maker *m, double every);
 enum status maker_need_positions(const struct maker *m);
 /* In Granite's configs a missing scale of scores means 1; in these files the usual one. */
 enum status maker_put_granite_scale(const struct maker *m);
+/* Refuses files whose weights of a token's experts are not divided by their sum. */
+enum status maker_need_normed(const struct maker *m);
 /* Writes which layers have experts: those with a router. */
 enum status maker_put_experts(const struct maker *m);
+
+/* The rotated share of a head, slightly larger than the quotient, because the loader truncates
+ * share * dimensions. */
+double maker_share(double rotated, double head);
+
+/* ropes.c: writes the rope of all layers, */
+enum status maker_put_rope(const struct maker *m);
+/* or that of layers without a window, and that of layers with one, which is never scaled. */
+struct two_ropes {
+    double head, full, windowed; // dimensions, and how many of them each rope rotates
+    double windowed_theta;       // without a key; 0: that of the others
+};
+enum status maker_put_two_ropes(const struct maker *m, const struct two_ropes *r);
+/* Refuses scaled positions. */
+enum status maker_need_unscaled(const struct maker *m);
 
 /* arch_gemma4.c: as `by_layer`. */
 enum status maker_put_gemma4(const struct maker *m);
@@ -93,7 +116,8 @@ struct arch_table {
     const struct arch *rows;
     size_t n;
 };
-extern const struct arch_table archs_dense, archs_plain, archs_moe, archs_mla, archs_hybrid;
+extern const struct arch_table archs_dense, archs_plain, archs_moe, archs_layers, archs_mla,
+    archs_hybrid;
 
 /* archs.c: the row of the file's architecture. */
 enum status maker_find_arch(const struct gguf *g, const struct arch **out, struct err *err);

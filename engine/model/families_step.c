@@ -10,19 +10,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const struct tensor_names step_names = {BASE_NAMES,
-                                               QKV_NAMES,
-                                               QK_NORM_NAMES,
-                                               FFN_NAMES,
-                                               .attn_gate = "self_attn.g_proj",
-                                               .router = "moe.gate",
-                                               .correction = "moe.router_bias",
-                                               .experts_gate = "moe.gate_proj.weight",
-                                               .experts_up = "moe.up_proj.weight",
-                                               .experts_down = "moe.down_proj.weight",
-                                               .shared_gate = "share_expert.gate_proj",
-                                               .shared_up = "share_expert.up_proj",
-                                               .shared_down = "share_expert.down_proj"};
+static const struct tensor_names step_names = {
+    BASE_NAMES, QKV_NAMES, QK_NORM_NAMES, FFN_NAMES, .attn_gate = "self_attn.g_proj",
+    .router = "moe.gate", .correction = "moe.router_bias", .experts_gate = "moe.gate_proj.weight",
+    .experts_up = "moe.up_proj.weight", .experts_down = "moe.down_proj.weight",
+    // only GGUF files use these names
+    .expert_gate = "moe.experts.%d.gate_proj", .expert_up = "moe.experts.%d.up_proj",
+    .expert_down = "moe.experts.%d.down_proj", .shared_gate = "share_expert.gate_proj",
+    .shared_up = "share_expert.up_proj", .shared_down = "share_expert.down_proj"};
 
 /* The layers with experts, in a list or in a text such as "3,4,5". */
 static enum status listed_experts(const struct json *j, struct model_config *c, struct err *err)

@@ -366,16 +366,21 @@ static bool experts_are_stacked(const struct loader *l, int32_t layer)
     const struct tensor_names *names = l->c->names;
     char room[NAME_BYTES], name[NAME_BYTES], first[NAME_BYTES];
     const char *up = name_in_mixture(l, layer, expert_matrices[1], names->expert_up, room);
+    if (up) {
+        part_layer_name(up, layer, name);
+        part_numbered_name(name, 0, first);
+        if (part_exists(l, first)) {
+            return false;
+        }
+    }
     if (names->experts_gate) {
         return true;
     }
     if (!up || !names->experts_gate_up) {
         return names->experts_gate_up != NULL;
     }
-    part_layer_name(up, layer, name);
-    part_numbered_name(name, 0, first);
     part_layer_name(names->experts_gate_up, layer, name);
-    return !part_exists(l, first) && (part_has(l, name) || part_exists(l, name)) &&
+    return (part_has(l, name) || part_exists(l, name)) &&
            !stack_with_scales(l, layer, "experts.gate_up_proj", names->experts_gate_up, room);
 }
 

@@ -44,7 +44,8 @@ def mla_keys(config):
 
 
 def ropes(config):
-    return config.get("rope_scaling") or config.get("rope_parameters") or {}
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    return rope.get("full_attention", rope)
 
 
 def alpha_keys(config):
@@ -160,6 +161,47 @@ def keys_deepseek(config):
     return {**mla_keys(config), **expert_keys(config)}
 
 
+def keys_mimo(config):
+    """The key of the window counts the row itself, which the folder's does not."""
+    windows = config["hybrid_layer_pattern"]
+    kv = [config["swa_num_key_value_heads" if window else "num_key_value_heads"] for window in windows]
+    return {"attention.head_count_kv": ([I32], kv), "attention.value_length": (U32, config["v_head_dim"]),
+            "attention.sliding_window": (U32, config["sliding_window_size"] + 1), "attention.value_scale": (F32, config["attention_value_scale"]),
+            "attention.sliding_window_pattern": ([I32], windows), "attention.layer_norm_rms_epsilon": (F32, config["layernorm_epsilon"]),
+            "expert_count": (U32, config["n_routed_experts"]), "expert_feed_forward_length": (U32, config["moe_intermediate_size"]),
+            "expert_group_count": (U32, config["n_group"]), "expert_group_used_count": (U32, config["topk_group"]),
+            "expert_gating_func": (U32, SIGMOID), "rope.freq_base_swa": (F32, config["swa_rope_theta"]),
+            "rope.dimension_count": (U32, int(config["head_dim"] * config["partial_rotary_factor"]))}
+
+
+def keys_step(config):
+    """Lists go on for the layers that draft."""
+    layers, other = config["num_hidden_layers"] + config["num_nextn_predict_layers"], config["attention_other_setting"]
+    windows = [kind == "sliding_attention" for kind in config["layer_types"]]
+    heads = [other["num_attention_heads"] if window else config["num_attention_heads"] for window in windows]
+    limits = {"exp": config["swiglu_limits"], "shexp": config["swiglu_limits_shared"]}
+    return {**{"swiglu_clamp_" + of: ([F32], [v or 0.0 for v in values]) for of, values in limits.items()}, **draft_keys(config),
+            "attention.head_count": ([I32], heads), "attention.head_count_kv": ([I32], [config["num_attention_groups"]] * layers),
+            "attention.sliding_window": (U32, config["sliding_window"]), "attention.sliding_window_pattern": ([BOOL], windows),
+            "expert_count": (U32, config["moe_num_experts"]), "expert_used_count": (U32, config["moe_top_k"]),
+            "expert_feed_forward_length": (U32, config["moe_intermediate_size"]),
+            "expert_shared_feed_forward_length": (U32, config["share_expert_dims"]), "moe_every_n_layers": (U32, 1),
+            "expert_weights_scale": (F32, config["moe_router_scaling_factor"]), "expert_weights_norm": (BOOL, True),
+            "leading_dense_block_count": (U32, 1), "rope.freq_base": (F32, config["rope_theta"][0]),
+            "rope.freq_base_swa": (F32, config["rope_theta"][1])}
+
+
+def keys_laguna(config):
+    ropes_of = config["rope_parameters"]
+    rotated = {kind: int(config["head_dim"] * rope["partial_rotary_factor"]) for kind, rope in ropes_of.items()}
+    return {"attention.head_count": ([I32], config["num_attention_heads_per_layer"]), **window_keys(config),
+            "expert_feed_forward_length": (U32, config["moe_intermediate_size"]), "expert_weights_norm": (BOOL, True),
+            "expert_shared_feed_forward_length": (U32, config["shared_expert_intermediate_size"]), "expert_gating_func": (U32, SIGMOID),
+            "expert_weights_scale": (F32, config["moe_routed_scaling_factor"]), "leading_dense_block_count": (U32, 1),
+            "rope.freq_base_swa": (F32, ropes_of["sliding_attention"]["rope_theta"]),
+            "rope.dimension_count": (U32, rotated["full_attention"]), "rope.dimension_count_swa": (U32, rotated["sliding_attention"])}
+
+
 def keys_afmoe(config):
     return {"expert_shared_count": (U32, config["num_shared_experts"]), "expert_weights_norm": (BOOL, True),
             "expert_feed_forward_length": (U32, config["moe_intermediate_size"]),
@@ -213,6 +255,7 @@ FAMILIES = {
     "hunyuan_v1_moe": ("hunyuan-moe", keys_hunyuan_moe, False), "exaone4": ("exaone4", window_keys, False),
     "exaone_moe": ("exaone-moe", keys_exaone_moe, False), "cohere2": ("cohere2", keys_cohere2, False),
     "olmo3": ("olmo2", window_keys, False), "kimi_linear": ("kimi-linear", keys_kimi_linear, False),
+    "mimo_v2_flash": ("mimo2", keys_mimo, False), "step3p7": ("step35", keys_step, False), "laguna": ("laguna", keys_laguna, False),
     "afmoe": ("afmoe", keys_afmoe, False), "cohere": ("command-r", keys_layer_norm, False),
     "nemotron": ("nemotron", keys_nemotron, False), "arcee": ("arcee", nothing, True), "dots1": ("dots1", keys_dots1, False),
     "olmo": ("olmo", keys_olmo, True), "olmoe": ("olmoe", nothing, False), "jais2": ("jais2", keys_layer_norm, False),
@@ -221,6 +264,7 @@ FAMILIES = {
     "bailing_hybrid": ("bailingmoe3", keys_bailing, False), "hy_v3": ("hy_v3", keys_hy_v3, False), "glm": ("chatglm", keys_glm, False)}
 NORMED_AFTER = ("exaone4", "olmo3")  # their norm of that name follows attention
 SANDWICH = ("afmoe",)  # the same, and their MLPs have norms on both sides
+LESS_ONE = ("nemotron", "step3p7")  # folders store the weights of norms minus 1
 NORM_IS_POST = ("glm4_moe", "seed_oss")  # the files have another name for the norm before the MLP
 
 # Names of tensors that are not in gguf_files.PARTS.
@@ -233,6 +277,10 @@ PARTS = {
     "self_attn.A_log": "ssm_a", "self_attn.dt_bias": "ssm_dt.bias", "self_attn.b_proj": "ssm_beta", "self_attn.o_norm": "ssm_norm",
     "self_attn.f_a_proj": "ssm_f_a", "self_attn.f_b_proj": "ssm_f_b", "self_attn.g_a_proj": "ssm_g_a", "self_attn.g_b_proj": "ssm_g_b",
     "self_attn.f_proj": "ssm_f_a", "self_attn.dense": "attn_output", "eh_proj": "nextn.eh_proj", "enorm": "nextn.enorm",
+    "self_attn.g_proj": "attn_gate", "mlp.experts.e_score_correction_bias": "exp_probs_b.bias", "moe.router_bias": "exp_probs_b.bias",
+    "self_attn.attention_sink_bias": "attn_sinks.weight", "moe.gate": "ffn_gate_inp", "moe.gate_proj": "ffn_gate_exps",
+    "moe.up_proj": "ffn_up_exps", "moe.down_proj": "ffn_down_exps", "share_expert.gate_proj": "ffn_gate_shexp",
+    "share_expert.up_proj": "ffn_up_shexp", "share_expert.down_proj": "ffn_down_shexp",
     "pre_mlp_layernorm": "ffn_norm", "mlp.fc1": "ffn_up", "mlp.fc2": "ffn_down", "block_sparse_moe.router.layer": "ffn_gate_inp",
     "shared_mlp.output_linear": "ffn_down_shexp", "self_attn.gate_proj": "attn_gate",
     "hnorm": "nextn.hnorm", "embed_tokens": "token_embd", "shared_head.head": "nextn.shared_head_head",
@@ -302,7 +350,7 @@ def converted(name, x, config):
             yield "blk.%s.ffn_%s_%s.weight" % (name.split(".")[2], half, of), y
     elif part == "block_sparse_moe.output_linear.weight":
         yield "blk.%s.ffn_down_exps.weight" % name.split(".")[2], x
-    elif family == "nemotron" and name.endswith("norm.weight"):
+    elif family in LESS_ONE and name.endswith("norm.weight"):
         yield renamed(name, config), x + 1
     elif "conv1d" in part:
         yield renamed(name, config), x.reshape(1, x.shape[0], 1, x.shape[-1])
@@ -315,7 +363,7 @@ def converted(name, x, config):
 def tensors_of(folder, config):
     _, _, permuted = FAMILIES[config["model_type"]]
     found = {n.replace("language_model.", "").replace(".attention.", ".self_attn."): x for n, x in gguf_files.safetensors(folder).items()
-             if not n.startswith((*gguf_files.TOWERS, "vision_", "multi_modal", "mm_projector", "model.mm_", "model.mtp_"))}
+             if not n.startswith((*gguf_files.TOWERS, "vision_", "multi_modal", "mm_projector", "model.mm_", "model.mtp_", "vit_"))}
     if config.get("tie_word_embeddings"):
         found.pop("lm_head.weight", None)
     yield from stacked(found).items()
@@ -371,8 +419,12 @@ def convert(folder, path, type_of=lambda name, x: "F32", more=()):
     gguf_files.tokenizer_keys(w, folder)
     rope = ropes(config)
     if rope.get("rope_type") == "llama3":
-        size, theta = config["head_dim"], rope.get("rope_theta") or config["rope_theta"]
-        w.tensor("rope_freqs.weight", "F32", (size // 2,), numpy.array(divisors(rope, size, theta), "<f4").tobytes())
+        size, theta = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"], config.get("rope_theta")
+        if isinstance(theta, list):  # half of each head is rotated
+            found = [*divisors(rope, size // 2, theta[0]), *[1.0] * (size // 4)]
+        else:
+            found = divisors(rope, size, rope.get("rope_theta") or theta)
+        w.tensor("rope_freqs.weight", "F32", (size // 2,), numpy.array(found, "<f4").tobytes())
     for i, (name, x) in enumerate(tensors_of(folder, config)):
         plain = x.ndim < 2 or re.search(r"ffn_gate_inp|conv1d|ssm_a|bias$|exp_probs", name)
         kind = "F32" if plain else type_of(name, x)

@@ -11,7 +11,7 @@ import pytest
 import gguf_archs
 import gguf_files
 import golden
-from gguf_files import BOOL, F32, STRING, U32
+from gguf_files import BOOL, F32, I32, STRING, U32
 from test_gguf import refused, scores
 
 # The converter's constants replace the sizes of this folder's chunks and steps.
@@ -46,7 +46,7 @@ def test_stored_answers(folder, tmp_path, stored):
     golden.check_exact(path)
 
 
-@pytest.mark.parametrize("name", ["glm-4.7-flash", "kimi-linear", "ling-3", "exaone-moe"])
+@pytest.mark.parametrize("name", ["glm-4.7-flash", "kimi-linear", "ling-3", "exaone-moe", "step-3.7", "mimo-v2-flash"])
 def test_ranks(name, tmp_path, stored):
     """Parts of MLA's products, which such files store by head, and states are shared among ranks."""
     folder = os.path.join(golden.FAMILIES, name)
@@ -221,6 +221,19 @@ def test_blocks_equal_their_plain_values(kind, tmp_path):
     ("afmoe", {"expert_weights_norm": (BOOL, False)}, ["afmoe.expert_weights_norm is false"]),
     ("afmoe", {"attention.sliding_window_pattern": (U32, 2)}, ["full attention in other layers than every 4 is not supported"]),
     ("afmoe", {"attention.sliding_window": (U32, None)}, ["afmoe.attention.sliding_window is missing or 0"]),
+    ("mimo-v2-flash", {"rope.scaling.type": (STRING, "yarn"), "rope.scaling.factor": (F32, 4.0)},
+     ["mimo2.rope.scaling.type: 'yarn', with a factor of 4"]),
+    ("mimo-v2-flash", {"attention.sliding_window_pattern": ([I32], None)}, ["mimo2.attention.sliding_window_pattern is missing"]),
+    ("mimo-v2-flash", {"attention.head_count_kv": ([I32], [1, 2, 1, 2, 2, 1, 2])}, ["head_count_kv differs among layers with a window"]),
+    ("mimo-v2-flash", {"rope.dimension_count_swa": (U32, 72)}, ["mimo2.rope.dimension_count_swa"]),
+    ("mimo-v2-flash", {"expert_weights_scale": (F32, 2.0)}, ["mimo2.expert_weights_scale is 2"]),
+    ("step-3.7", {"expert_weights_norm": (BOOL, False)}, ["step35.expert_weights_norm is false"]),
+    ("step-3.7", {"attention.value_length": (U32, 8)}, ["values of 8 dimensions with keys of 16"]),
+    ("step-3.7", {"attention.head_count_kv": ([I32], [2, 1, 1, 2, 1, 2])}, ["step35.attention.head_count_kv differs from layer to layer"]),
+    ("step-3.7", {"swiglu_clamp_exp": ([F32], [0.0])}, ["step35.swiglu_clamp_exp has no number for layer 1"]),
+    ("laguna", {"expert_weights_norm": (BOOL, False)}, ["laguna.expert_weights_norm is false"]),
+    ("laguna", {"expert_gating_func": (U32, 1)}, ["laguna.expert_gating_func is 1"]),
+    ("laguna", {"attention.key_length_swa": (U32, 8)}, ["laguna.attention.key_length_swa or value_length_swa unlike"]),
     ("kimi-k2", {"rope.scaling.attn_factor": (F32, 2.0)}, ["rope.scaling.attn_factor is 2, which is only supported with"]),
     ("cohere-2", {"rope.freq_base_swa": (F32, 5.0)}, ["cohere2.rope.freq_base_swa is 5, unlike that of other layers"]),
     ("exaone-4", {"attention.key_length_swa": (U32, 16)}, ["exaone4.attention.key_length_swa is 16, unlike that of other layers"]),
@@ -253,7 +266,7 @@ def test_glm_4v(tmp_path, stored):
 
     w.tensors = [(name, kind, shape, halves(numpy.frombuffer(data, "<f4", numpy.prod(shape)).reshape(shape)).tobytes())
                  if ".attn_q." in name or ".attn_k." in name else (name, kind, shape, data) for name, kind, shape, data in w.tensors]
-    w.key("glm4.rope.dimension_sections", [gguf_files.I32], [rotated // 2 - 1, 1, 0, 0])
+    w.key("glm4.rope.dimension_sections", [I32], [rotated // 2 - 1, 1, 0, 0])
     w.write(str(tmp_path / "m.gguf"))
     stored(folder)
     golden.check_exact(str(tmp_path / "m.gguf"))
