@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Architectures with plain attention and one MLP per layer, and Gemma. */
+#include "engine/base/optional.h"
+#include "engine/gguf/make.h"
 #include "engine/gguf/maker.h"
 
 static const struct rename granite[] = {
@@ -7,6 +9,15 @@ static const struct rename granite[] = {
     {"residual_scale", "residual_multiplier", NUMBER},
     {"attention.scale", "attention_multiplier", NUMBER},
     {"logit_scale", "logits_scaling", NUMBER},
+    {NULL, NULL, INTEGER},
+};
+static const struct rename granite_experts[] = {
+    {"embedding_scale", "embedding_multiplier", NUMBER},
+    {"residual_scale", "residual_multiplier", NUMBER},
+    {"attention.scale", "attention_multiplier", NUMBER},
+    {"logit_scale", "logits_scaling", NUMBER},
+    {"expert_count", "num_local_experts", INTEGER},
+    {"expert_shared_feed_forward_length", "shared_intermediate_size", INTEGER},
     {NULL, NULL, INTEGER},
 };
 static const struct rename gemma2[] = {
@@ -81,6 +92,50 @@ static enum status more_granite(const struct maker *m)
 {
     TRY(maker_need_positions(m));
     return maker_put_granite_scale(m);
+}
+
+/* Which layers have positions, if the file lists them. */
+static enum status put_positions(const struct maker *m)
+{
+    static const char key[] = "attention.rope_pattern";
+    int32_t layers, drafts;
+    if (!maker_has_key(m, key)) {
+        return OK;
+    }
+    const double theta = maker_number_or(m, "rope.freq_base", 10000);
+    TRY(gguf_count_layers(m->g, &layers, &drafts, m->err));
+    buf_puts(m->out, "\"layer_rope_theta\":[");
+    for (int32_t i = 0; i < layers && i < MOST_LAYERS; i++) {
+        double has;
+        if (!maker_number_at(m, key, (size_t)i, &has)) {
+            return err_set(m->err, ERR_FORMAT, "%s.%s has no number for layer %d", m->arch->name,
+                           key, i);
+        }
+        buf_puts(m->out, text_if(i > 0, ","));
+        buf_put_double(m->out, has != 0 ? theta : 0.0);
+    }
+    buf_puts(m->out, "],");
+    return OK;
+}
+
+static enum status more_granite_swa(const struct maker *m)
+{
+    double window;
+    TRY(maker_need_number(m, "attention.sliding_window", &window));
+    if (!maker_has_key(m, "attention.sliding_window_pattern")) {
+        return err_set(m->err, ERR_FORMAT,
+                       "the key granite_swa.attention.sliding_window_pattern is missing");
+    }
+    TRY(maker_put_windows(m, 0));
+    TRY(put_positions(m));
+    return maker_put_granite_scale(m);
+}
+
+static bool has_experts(const struct gguf *g)
+{
+    double experts = 0;
+    gguf_get_number(g, "granite_swa.expert_count", &experts);
+    return experts > 0;
 }
 
 /* Per-head norms of q and k are one tensor. */
@@ -178,6 +233,18 @@ static const struct arch rows[] = {
      .pairs_together = true,
      .renames = granite,
      .more = more_granite},
+    {.name = "granite_swa",
+     .is = has_experts,
+     .model_type = "granitemoe_swa",
+     .pairs_together = true,
+     .renames = granite_experts,
+     .gating = GATING_SOFTMAX,
+     .more = more_granite_swa},
+    {.name = "granite_swa",
+     .model_type = "granite_swa",
+     .pairs_together = true,
+     .renames = granite,
+     .more = more_granite_swa},
     {.name = "smollm3", .model_type = "smollm3", .pairs_together = true},
     {.name = "starcoder2", .model_type = "starcoder2"},
     {.name = "stablelm", .model_type = "stablelm", .renames = stablelm, .more = more_stablelm},

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Architectures with experts, whose layers with a window have other heads and ropes than those
  * without. */
-#include "engine/base/optional.h"
 #include "engine/gguf/make.h"
 #include "engine/gguf/maker.h"
 
@@ -140,23 +139,9 @@ static enum status put_mimo2(const struct maker *m)
 /* Limits of activations in each layer; 0: none. */
 static enum status put_limits(const struct maker *m, const char *key, const char *as)
 {
-    int32_t layers, drafts;
-    if (!maker_has_key(m, key)) {
-        return OK;
-    }
-    TRY(gguf_count_layers(m->g, &layers, &drafts, m->err));
-    buf_printf(m->out, "\"%s\":[", as);
-    for (int32_t i = 0; i < layers && i < MOST_LAYERS; i++) {
-        double limit;
-        if (!maker_number_at(m, key, (size_t)i, &limit)) {
-            return err_set(m->err, ERR_FORMAT, "%s.%s has no number for layer %d", m->arch->name,
-                           key, i);
-        }
-        buf_puts(m->out, text_if(i > 0, ","));
-        buf_put_double(m->out, limit);
-    }
-    buf_puts(m->out, "],");
-    return OK;
+    char full[96];
+    maker_full_key(m, key, full);
+    return maker_has_key(m, key) ? maker_put_list(m, full, as) : OK;
 }
 
 /* Layers without a window rotate half of what the file's key says. */
@@ -202,24 +187,13 @@ static enum status put_gating(const struct maker *m, double heads)
 static enum status put_laguna(const struct maker *m)
 {
     double head, kv, heads = 0, shared;
-    int32_t layers, drafts;
     TRY(maker_put_windows(m, 4));
     TRY(put_same_sizes(m, &head));
     TRY(need_value_size(m, head));
     TRY(maker_need_number(m, "attention.head_count_kv", &kv));
     TRY(maker_need_number(m, "expert_shared_feed_forward_length", &shared));
     maker_put_number(m, "num_key_value_heads", kv);
-    TRY(gguf_count_layers(m->g, &layers, &drafts, m->err));
-    buf_puts(m->out, "\"num_attention_heads_per_layer\":[");
-    for (int32_t i = 0; i < layers && i < MOST_LAYERS; i++) {
-        if (!maker_number_at(m, "attention.head_count", (size_t)i, &heads)) {
-            return err_set(m->err, ERR_FORMAT, "%s.attention.head_count has no number for layer %d",
-                           m->arch->name, i);
-        }
-        buf_puts(m->out, text_if(i > 0, ","));
-        buf_put_double(m->out, heads);
-    }
-    buf_puts(m->out, "],");
+    TRY(maker_put_list(m, "laguna.attention.head_count", "num_attention_heads_per_layer"));
     maker_number_at(m, "attention.head_count", 0, &heads);
     maker_put_number(m, "num_attention_heads", heads);
     TRY(put_gating(m, heads));

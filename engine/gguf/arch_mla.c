@@ -33,6 +33,13 @@ static const struct rename mistral4[] = {
     {"attention.temperature_length", NULL, NUMBER},
     {NULL, NULL, INTEGER},
 };
+static const struct rename minicpm3[] = {
+    {"attention.q_lora_rank", "q_lora_rank", INTEGER},
+    {"attention.kv_lora_rank", "kv_lora_rank", INTEGER},
+    {"rope.dimension_count", "qk_rope_head_dim", INTEGER},
+    {"attention.value_length", "v_head_dim", INTEGER},
+    {NULL, NULL, INTEGER},
+};
 static const struct rename kimi_linear[] = {
     MLA_KEYS,
     {"expert_count", "num_experts", INTEGER},
@@ -107,6 +114,19 @@ static enum status more_mistral4(const struct maker *m)
                        m->arch->name, step, original);
     }
     return more_deepseek2(m);
+}
+
+/* Its factors of embeddings, residuals and logits have no keys: all files have those of the
+ * released model, which are the family's defaults. */
+static enum status more_minicpm3(const struct maker *m)
+{
+    double rope, key, rank;
+    TRY(maker_need_number(m, "rope.dimension_count", &rope));
+    TRY(maker_need_number(m, "attention.key_length", &key));
+    TRY(maker_need_number(m, "attention.kv_lora_rank", &rank));
+    TRY(maker_need_number(m, "attention.q_lora_rank", &rank));
+    maker_put_number(m, "qk_nope_head_dim", key - rope);
+    return OK;
 }
 
 /* Layers without key/value heads have a state. */
@@ -216,6 +236,11 @@ static const struct arch rows[] = {
      .renames = mistral4,
      .gating = GATING_SOFTMAX,
      .more = more_mistral4},
+    {.name = "minicpm3",
+     .model_type = "minicpm3",
+     .renames = minicpm3,
+     .constants = "\"scale_emb\":12,\"scale_depth\":1.4,\"dim_model_base\":256,",
+     .more = more_minicpm3},
     {.name = "kimi-linear",
      .model_type = "kimi_linear",
      .is_hybrid = true,

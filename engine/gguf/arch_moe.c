@@ -67,6 +67,13 @@ static const struct rename olmoe[] = {
     {"expert_count", "num_experts", INTEGER},
     {NULL, NULL, INTEGER},
 };
+static const struct rename cohere2_moe[] = {
+    {"expert_count", "num_experts", INTEGER},
+    {"feed_forward_length", "prefix_dense_intermediate_size", INTEGER},
+    {"logit_scale", "logit_scale", NUMBER},
+    {"attention.layer_norm_rms_epsilon", NULL, NUMBER},
+    {NULL, NULL, INTEGER},
+};
 static const struct rename granite_moe[] = {
     {"embedding_scale", "embedding_multiplier", NUMBER},
     {"residual_scale", "residual_multiplier", NUMBER},
@@ -176,6 +183,22 @@ static enum status more_dots1(const struct maker *m)
     return maker_put_experts(m);
 }
 
+/* Norms subtract the mean unless the file has the other epsilon. */
+static enum status more_cohere2_moe(const struct maker *m)
+{
+    double window, scale;
+    TRY(maker_need_number(m, "attention.sliding_window", &window));
+    TRY(maker_need_number(m, "logit_scale", &scale));
+    const double epsilon = maker_number_or(m, "attention.layer_norm_rms_epsilon", 0);
+    if (epsilon != 0) {
+        maker_put_number(m, "rms_norm_eps", epsilon);
+    }
+    TRY(maker_put_switch(m, "expert_weights_norm", "norm_topk_prob"));
+    TRY(maker_put_experts(m));
+    TRY(maker_put_windows(m, 4));
+    return put_n_shared(m, "num_shared_experts", maker_number_or(m, "expert_shared_count", 0));
+}
+
 static enum status more_granite_moe(const struct maker *m)
 {
     TRY(maker_need_positions(m));
@@ -271,6 +294,14 @@ static const struct arch rows[] = {
      .renames = olmoe,
      .gating = GATING_SOFTMAX,
      .constants = "\"norm_topk_prob\":false,"},
+    {.name = "cohere2moe",
+     .model_type = "cohere2_moe",
+     .renames = cohere2_moe,
+     .ffn = "expert_feed_forward_length",
+     .gating = GATING_SIGMOID,
+     .full_first = true,
+     .constants = "\"expert_selection_fn\":\"sigmoid\",",
+     .more = more_cohere2_moe},
     {.name = "granitemoe",
      .model_type = "granitemoe",
      .pairs_together = true,

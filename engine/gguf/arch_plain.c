@@ -29,8 +29,25 @@ static enum status more_olmo(const struct maker *m)
     return OK;
 }
 
+/* The activation's parameters are keys without the architecture's name. Its epsilon keeps the
+ * argument of an exponential from 0, which has no effect while it is small. */
+static enum status more_apertus(const struct maker *m)
+{
+    double epsilon = 0;
+    for (size_t i = 0; maker_number_of(m->g, "xielu.eps", i, &epsilon) && i < MOST_LAYERS; i++) {
+        if (!(fabs(epsilon) <= 1e-5)) {
+            return err_set(m->err, ERR_UNSUPPORTED, "xielu.eps is %g, which is not supported",
+                           epsilon);
+        }
+    }
+    TRY(maker_put_list(m, "xielu.alpha_p", "xielu_alpha_p"));
+    TRY(maker_put_list(m, "xielu.alpha_n", "xielu_alpha_n"));
+    return maker_put_list(m, "xielu.beta", "xielu_beta");
+}
+
 static const struct arch rows[] = {
     {.name = "arcee", .model_type = "arcee", .pairs_together = true},
+    {.name = "apertus", .model_type = "apertus", .more = more_apertus},
     {.name = "command-r", .model_type = "cohere", .more = more_command_r},
     {.name = "olmo", .model_type = "olmo", .pairs_together = true, .more = more_olmo},
     {.name = "nemotron", .model_type = "nemotron", .norms_plus_one = true, .renames = nemotron},

@@ -37,13 +37,11 @@ enum status maker_get_number(const struct maker *m, const char *key, double *out
     return OK;
 }
 
-bool maker_number_at(const struct maker *m, const char *key, size_t layer, double *out)
+bool maker_number_of(const struct gguf *g, const char *full_key, size_t layer, double *out)
 {
-    char full[96];
-    maker_full_key(m, key, full);
-    const struct gguf_value *v = gguf_get(m->g, full);
+    const struct gguf_value *v = gguf_get(g, full_key);
     if (!v || !v->is_list) {
-        return v && gguf_get_number(m->g, full, out);
+        return v && gguf_get_number(g, full_key, out);
     }
     if (v->type == GGUF_BOOL) {
         *out = layer < v->n && v->data[layer] ? 1.0 : 0.0;
@@ -55,6 +53,13 @@ bool maker_number_at(const struct maker *m, const char *key, size_t layer, doubl
         found = gguf_next_number(&w, out);
     }
     return found;
+}
+
+bool maker_number_at(const struct maker *m, const char *key, size_t layer, double *out)
+{
+    char full[96];
+    maker_full_key(m, key, full);
+    return maker_number_of(m->g, full, layer, out);
 }
 
 bool maker_has_key(const struct maker *m, const char *key)
@@ -238,6 +243,23 @@ enum status maker_need_normed(const struct maker *m)
 double maker_share(double rotated, double head)
 {
     return rotated < head ? (rotated + 0.25) / head : 1.0;
+}
+
+enum status maker_put_list(const struct maker *m, const char *full_key, const char *as)
+{
+    int32_t layers, drafts;
+    TRY(gguf_count_layers(m->g, &layers, &drafts, m->err));
+    buf_printf(m->out, "\"%s\":[", as);
+    for (int32_t i = 0; i < layers && i < MOST_LAYERS; i++) {
+        double v;
+        if (!maker_number_of(m->g, full_key, (size_t)i, &v)) {
+            return err_set(m->err, ERR_FORMAT, "%s has no number for layer %d", full_key, i);
+        }
+        buf_puts(m->out, text_if(i > 0, ","));
+        buf_put_double(m->out, v);
+    }
+    buf_puts(m->out, "],");
+    return OK;
 }
 
 enum status maker_put_granite_scale(const struct maker *m)

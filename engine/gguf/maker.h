@@ -63,6 +63,8 @@ bool maker_has_key(const struct maker *m, const char *key);
 double maker_number_or(const struct maker *m, const char *key, double otherwise);
 enum status maker_need_number(const struct maker *m, const char *key, double *out);
 /* A layer's number in a list, or the number of all layers; booleans count as 0 and 1. */
+bool maker_number_of(const struct gguf *g, const char *full_key, size_t layer, double *out);
+/* The same for a key with the architecture's prefix. */
 bool maker_number_at(const struct maker *m, const char *key, size_t layer, double *out);
 /* Writes a member and a comma. */
 void maker_put_number(const struct maker *m, const char *name, double v);
@@ -72,6 +74,8 @@ enum status maker_put_renamed(const struct maker *m, const struct rename *r);
 /* The same for several. The list ends with NULL, and may
  * be NULL. */
 enum status maker_put_all(const struct maker *m, const struct rename *rows);
+/* Writes a list of the layers' numbers. The key has its prefix. */
+enum status maker_put_list(const struct maker *m, const char *full_key, const char *as);
 bool maker_has_tensor(const struct maker *m, const char *name);
 /* Writes a switch that is off in files without its key. */
 enum status maker_put_switch(const struct maker *m, const char *key, const char *name);

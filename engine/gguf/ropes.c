@@ -171,7 +171,8 @@ enum status maker_put_two_ropes(const struct maker *m, const struct two_ropes *r
 {
     char type[32];
     find_scaling(m, type);
-    const double theta = find_theta(m), otherwise = r->windowed_theta > 0 ? r->windowed_theta : theta;
+    const double theta = find_theta(m),
+                 otherwise = r->windowed_theta > 0 ? r->windowed_theta : theta;
     buf_puts(m->out, "\"rope_parameters\":{\"full_attention\":{");
     TRY(put_scaling(m, type, (int64_t)(r->full / 2)));
     put_share(m, r->full, r->head);

@@ -40,12 +40,19 @@ static float softplus(float x)
 static enum status learned_shape(struct loader *l, int32_t layer, struct act_shape *out)
 {
     float positive, negative;
-    char base[NAME_BYTES];
-    TRY(act_parameter(l, layer, "alpha_p", true, 0.2f, &positive));
-    TRY(act_parameter(l, layer, "alpha_n", true, -1.05f, &negative));
-    TRY(act_parameter(l, layer, "beta", false, 0.5f, &out->slope));
-    part_layer_name(l->c->names->act, layer, base);
-    part_pass_over(l, base); // the rest of the module changes nothing
+    const struct layer_config *c = &l->c->layers[layer];
+    if (c->xielu.is_known) {
+        positive = c->xielu.positive;
+        negative = c->xielu.negative;
+        out->slope = c->xielu.slope;
+    } else {
+        char base[NAME_BYTES];
+        TRY(act_parameter(l, layer, "alpha_p", true, 0.2f, &positive));
+        TRY(act_parameter(l, layer, "alpha_n", true, -1.05f, &negative));
+        TRY(act_parameter(l, layer, "beta", false, 0.5f, &out->slope));
+        part_layer_name(l->c->names->act, layer, base);
+        part_pass_over(l, base); // the rest of the module changes nothing
+    }
     out->rise = softplus(positive);
     out->fall = out->slope + softplus(negative);
     return OK;

@@ -70,6 +70,7 @@ static const struct role {
     {"blk.ffn_down_exps", NAME(expert_down), EXPERTS},
     {"blk.ffn_gate_shexp", NAME(shared_gate), AS_IT_IS},
     {"blk.ffn_up_shexp", NAME(shared_up), AS_IT_IS},
+    {"blk.ffn_up_shexp", NAME(shared_gate_up), AS_IT_IS},
     {"blk.ffn_down_shexp", NAME(shared_down), AS_IT_IS},
     {"blk.ffn_gate_inp_shexp", NAME(shared_router), ONE_ROW},
     {"blk.ffn_latent_down", NAME(latent_in), AS_IT_IS},

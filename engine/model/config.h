@@ -46,6 +46,11 @@ struct layer_config {
     float ffn_out_scale; // as attn_out_scale
     // A limit above 0 makes the activation ACT_SILU_CLAMPED. mlp_limit: also of shared experts.
     float experts_limit, mlp_limit;
+    // xIELU's parameters as checkpoints store them, if the config has them.
+    struct {
+        bool is_known;
+        float positive, negative, slope;
+    } xielu;
     bool no_ffn; // the layer has only attention or a state; a layer with neither has only a
                  // feed-forward part
 };

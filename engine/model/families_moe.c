@@ -25,14 +25,14 @@ static const struct tensor_names qwen3_vl_moe_names = {
 static const struct tensor_names granite_moe_names = {BASE_NAMES, QKV_NAMES, GRANITE_MOE_NAMES};
 
 static const struct tensor_names granite_moe_swa_names = {
-    BASE_NAMES,
-    QKV_NAMES,
-    .sinks = "self_attn.sinks",
-    .router = "block_sparse_moe.router",
+    BASE_NAMES, QKV_NAMES, .sinks = "self_attn.sinks", .router = "block_sparse_moe.router",
     .experts_gate_up = "block_sparse_moe.experts.gate_up_proj",
     .experts_down = "block_sparse_moe.experts.down_proj",
-    .shared_gate_up = "shared_mlp.input_linear",
-    .shared_down = "shared_mlp.output_linear"};
+    .shared_gate_up = "shared_mlp.input_linear", .shared_down = "shared_mlp.output_linear",
+    // only GGUF files use these names
+    .expert_gate = "block_sparse_moe.experts.%d.gate_proj",
+    .expert_up = "block_sparse_moe.experts.%d.up_proj",
+    .expert_down = "block_sparse_moe.experts.%d.down_proj"};
 
 static const struct tensor_names flex_olmo_names = {OLMO2_NAMES, EXPERT_NAMES};
 

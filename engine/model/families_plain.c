@@ -42,11 +42,43 @@ static enum status read_arcee(const struct json *j, struct model_config *c, stru
     return OK;
 }
 
+/* The activation's parameters in GGUF files. */
+static enum status listed_xielu(const struct json *j, struct model_config *c, struct err *err)
+{
+    const struct json *positive = json_get(j, "xielu_alpha_p");
+    const struct json *negative = json_get(j, "xielu_alpha_n");
+    const struct json *slope = json_get(j, "xielu_beta");
+    const size_t n = (size_t)c->n_layers;
+    if (!positive && !negative && !slope) {
+        return OK;
+    }
+    if (json_count(positive) < n || json_count(negative) < n || json_count(slope) < n) {
+        return err_set(err, ERR_FORMAT,
+                       "config.json: xielu_alpha_p, xielu_alpha_n or xielu_beta has fewer entries "
+                       "than layers");
+    }
+    positive = json_first(positive);
+    negative = json_first(negative);
+    slope = json_first(slope);
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        struct layer_config *l = &c->layers[i];
+        l->xielu.is_known = true;
+        l->xielu.positive = (float)json_number(positive, 0.0);
+        l->xielu.negative = (float)json_number(negative, 0.0);
+        l->xielu.slope = (float)json_number(slope, 0.0);
+        positive = json_next(positive);
+        negative = json_next(negative);
+        slope = json_next(slope);
+    }
+    return OK;
+}
+
 /* Norms of heads, and an activation whose parameters are learned in each layer. */
 static enum status read_apertus(const struct json *j, struct model_config *c, struct err *err)
 {
     TRY(family_must_be(j, "qk_norm", true, err));
     TRY(family_must_be(j, "post_norm", false, err));
+    TRY(listed_xielu(j, c, err));
     TRY(read_arcee(j, c, err));
     c->qk_norm = QK_NORM_HEAD;
     c->mlp_bias = false; // whatever the config says

@@ -272,6 +272,10 @@ static const struct key config_keys[] = {
     SWITCH("rope_interleave"),
     SWITCH("rope_pairs_together"), // written only by the GGUF conversion, like the next ones
     SWITCH("norms_plus_one"),
+    {"xielu_alpha_p", NUMBERS, -1e6, 1e6},
+    {"xielu_alpha_n", NUMBERS, -1e6, 1e6},
+    {"xielu_beta", NUMBERS, -1e6, 1e6},
+    SWITCH("qk_norm_weights"),
     SWITCH("decays_are_negative"),
     SWITCH("decays_are_positive"),
     SWITCH("state_heads_are_tiled"),

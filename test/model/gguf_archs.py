@@ -202,6 +202,29 @@ def keys_laguna(config):
             "rope.dimension_count": (U32, rotated["full_attention"]), "rope.dimension_count_swa": (U32, rotated["sliding_attention"])}
 
 
+def keys_minicpm3(config):
+    size = config["qk_nope_head_dim"] + config["qk_rope_head_dim"]
+    return {"attention.q_lora_rank": (U32, config["q_lora_rank"]), "attention.kv_lora_rank": (U32, config["kv_lora_rank"]),
+            "attention.key_length": (U32, size), "attention.value_length": (U32, None), "rope.freq_base": (F32, None),
+            "rope.dimension_count": (U32, config["qk_rope_head_dim"])}
+
+
+def keys_cohere2_moe(config):
+    shared = config["intermediate_size"] * config["num_shared_experts"]
+    return {**keys_layer_norm(config), **window_keys(config), "feed_forward_length": (U32, config["prefix_dense_intermediate_size"]),
+            "expert_feed_forward_length": (U32, config["intermediate_size"]), "expert_gating_func": (U32, SIGMOID),
+            "expert_shared_count": (U32, config["num_shared_experts"]), "expert_shared_feed_forward_length": (U32, shared),
+            "expert_weights_norm": (BOOL, config["norm_topk_prob"]), "rope.scaling.type": (STRING, "none"),
+            "leading_dense_block_count": (U32, config["mlp_layer_types"].count("dense"))}
+
+
+def keys_granite_swa(config):
+    """The base of the layers that have one; the converter leaves both out."""
+    bases = config["layer_rope_theta"]
+    return {**keys_granite(config), **window_keys(config), "rope.freq_base": (F32, max(bases)),
+            "attention.rope_pattern": ([BOOL], [base > 0 for base in bases])}
+
+
 def keys_afmoe(config):
     return {"expert_shared_count": (U32, config["num_shared_experts"]), "expert_weights_norm": (BOOL, True),
             "expert_feed_forward_length": (U32, config["moe_intermediate_size"]),
@@ -256,6 +279,8 @@ FAMILIES = {
     "exaone_moe": ("exaone-moe", keys_exaone_moe, False), "cohere2": ("cohere2", keys_cohere2, False),
     "olmo3": ("olmo2", window_keys, False), "kimi_linear": ("kimi-linear", keys_kimi_linear, False),
     "mimo_v2_flash": ("mimo2", keys_mimo, False), "step3p7": ("step35", keys_step, False), "laguna": ("laguna", keys_laguna, False),
+    "apertus": ("apertus", nothing, False), "minicpm3": ("minicpm3", keys_minicpm3, False),
+    "cohere2_moe": ("cohere2moe", keys_cohere2_moe, False), "granite_swa": ("granite_swa", keys_granite_swa, True),
     "afmoe": ("afmoe", keys_afmoe, False), "cohere": ("command-r", keys_layer_norm, False),
     "nemotron": ("nemotron", keys_nemotron, False), "arcee": ("arcee", nothing, True), "dots1": ("dots1", keys_dots1, False),
     "olmo": ("olmo", keys_olmo, True), "olmoe": ("olmoe", nothing, False), "jais2": ("jais2", keys_layer_norm, False),
@@ -281,6 +306,7 @@ PARTS = {
     "self_attn.attention_sink_bias": "attn_sinks.weight", "moe.gate": "ffn_gate_inp", "moe.gate_proj": "ffn_gate_exps",
     "moe.up_proj": "ffn_up_exps", "moe.down_proj": "ffn_down_exps", "share_expert.gate_proj": "ffn_gate_shexp",
     "share_expert.up_proj": "ffn_up_shexp", "share_expert.down_proj": "ffn_down_shexp",
+    "attention_layernorm": "attn_norm", "feedforward_layernorm": "ffn_norm", "self_attn.sinks": "attn_sinks.weight",
     "pre_mlp_layernorm": "ffn_norm", "mlp.fc1": "ffn_up", "mlp.fc2": "ffn_down", "block_sparse_moe.router.layer": "ffn_gate_inp",
     "shared_mlp.output_linear": "ffn_down_shexp", "self_attn.gate_proj": "attn_gate",
     "hnorm": "nextn.hnorm", "embed_tokens": "token_embd", "shared_head.head": "nextn.shared_head_head",
@@ -360,10 +386,20 @@ def converted(name, x, config):
         yield renamed(name, config), x
 
 
+def xielu(folder):
+    """The parameters of Apertus's activations, in the order of layers."""
+    found = {}
+    for name, x in gguf_files.safetensors(folder).items():
+        layer, _, part = name.partition(".mlp.act_fn.")
+        if part:
+            found.setdefault(part, {})[int(layer.rsplit(".", 1)[1])] = float(x.reshape(()))
+    return {part: [values[i] for i in range(len(values))] for part, values in found.items()}
+
+
 def tensors_of(folder, config):
     _, _, permuted = FAMILIES[config["model_type"]]
     found = {n.replace("language_model.", "").replace(".attention.", ".self_attn."): x for n, x in gguf_files.safetensors(folder).items()
-             if not n.startswith((*gguf_files.TOWERS, "vision_", "multi_modal", "mm_projector", "model.mm_", "model.mtp_", "vit_"))}
+             if ".act_fn." not in n and not n.startswith((*gguf_files.TOWERS, "vision_", "multi_modal", "mm_projector", "model.mm_", "model.mtp_", "vit_"))}
     if config.get("tie_word_embeddings"):
         found.pop("lm_head.weight", None)
     yield from stacked(found).items()
@@ -425,6 +461,12 @@ def convert(folder, path, type_of=lambda name, x: "F32", more=()):
         else:
             found = divisors(rope, size, rope.get("rope_theta") or theta)
         w.tensor("rope_freqs.weight", "F32", (size // 2,), numpy.array(found, "<f4").tobytes())
+    elif rope.get("type", rope.get("rope_type")) == "longrope":
+        for of in ("short", "long"):
+            factors = numpy.array(rope[of + "_factor"], "<f4")
+            w.tensor("rope_factors_%s.weight" % of, "F32", factors.shape, factors.tobytes())
+    for part, values in xielu(folder).items():
+        w.key("xielu." + part, [F32], values)
     for i, (name, x) in enumerate(tensors_of(folder, config)):
         plain = x.ndim < 2 or re.search(r"ffn_gate_inp|conv1d|ssm_a|bias$|exp_probs", name)
         kind = "F32" if plain else type_of(name, x)

@@ -14,8 +14,8 @@ import golden
 from gguf_files import BOOL, F32, I32, STRING, U32
 from test_gguf import refused, scores
 
-# The converter's constants replace the sizes of this folder's chunks and steps.
-FIXED = ("llama-4",)
+# The converter's constants replace the sizes of chunks and steps, and the factor of logits, of these folders.
+FIXED = ("llama-4", "minicpm-3")
 
 
 def families():
@@ -89,6 +89,22 @@ def test_llama4(tmp_path):
     w = gguf_files.read(path)
     w.key("llama4.attention.sliding_window", U32, 0)
     refused(w.write(path), "llama4.attention.sliding_window of 0")
+
+
+def test_minicpm3(tmp_path):
+    """Such a file does not say by what logits are divided."""
+    folder = changed_folder(os.path.join(golden.FAMILIES, "minicpm-3"), tmp_path / "folder", dim_model_base=256)
+    path = gguf_archs.convert(str(folder), str(tmp_path / "m.gguf"))
+    assert scores(path, "--dtype", "float32") == scores(folder, "--dtype", "float32")
+
+
+def test_apertus_without_a_parameter_or_with_another_epsilon(tmp_path):
+    w = gguf_files.read(gguf_archs.convert(os.path.join(golden.FAMILIES, "apertus"), str(tmp_path / "m.gguf")))
+    keys = list(w.keys)
+    w.keys = [k for k in keys if k[0] != "xielu.beta"]
+    refused(w.write(str(tmp_path / "m.gguf")), "xielu.beta has no number for layer 0")
+    w.keys = [(k, kind, [-0.1] * 4) if k == "xielu.eps" else (k, kind, v) for k, kind, v in keys]
+    refused(w.write(str(tmp_path / "m.gguf")), "xielu.eps is -0.1, which is not supported")
 
 
 def test_exaone_without_a_window(tmp_path):
@@ -231,6 +247,11 @@ def test_blocks_equal_their_plain_values(kind, tmp_path):
     ("step-3.7", {"attention.value_length": (U32, 8)}, ["values of 8 dimensions with keys of 16"]),
     ("step-3.7", {"attention.head_count_kv": ([I32], [2, 1, 1, 2, 1, 2])}, ["step35.attention.head_count_kv differs from layer to layer"]),
     ("step-3.7", {"swiglu_clamp_exp": ([F32], [0.0])}, ["step35.swiglu_clamp_exp has no number for layer 1"]),
+    ("command-a-plus", {"attention.sliding_window": (U32, None)}, ["the key cohere2moe.attention.sliding_window is missing"]),
+    ("command-a-plus", {"expert_gating_func": (U32, 1)}, ["cohere2moe.expert_gating_func is 1"]),
+    ("command-a-plus", {"rope.freq_base_swa": (F32, 5.0)}, ["cohere2moe.rope.freq_base_swa is 5, unlike that of other layers"]),
+    ("granite-swa", {"attention.sliding_window_pattern": ([BOOL], None)}, ["granite_swa.attention.sliding_window_pattern is missing"]),
+    ("granite-swa", {"attention.rope_pattern": ([BOOL], [True])}, ["granite_swa.attention.rope_pattern has no number for layer 1"]),
     ("laguna", {"expert_weights_norm": (BOOL, False)}, ["laguna.expert_weights_norm is false"]),
     ("laguna", {"expert_gating_func": (U32, 1)}, ["laguna.expert_gating_func is 1"]),
     ("laguna", {"attention.key_length_swa": (U32, 8)}, ["laguna.attention.key_length_swa or value_length_swa unlike"]),
