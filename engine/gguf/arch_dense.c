@@ -20,6 +20,10 @@ static const struct rename granite_experts[] = {
     {"expert_shared_feed_forward_length", "shared_intermediate_size", INTEGER},
     {NULL, NULL, INTEGER},
 };
+static const struct rename glimmer[] = {
+    {"logit_scale", "output_multiplier", NUMBER},
+    {NULL, NULL, INTEGER},
+};
 static const struct rename gemma2[] = {
     {"attn_logit_softcapping", "attn_logit_softcapping", NUMBER},
     {"final_logit_softcapping", "final_logit_softcapping", NUMBER},
@@ -129,6 +133,30 @@ static enum status more_granite_swa(const struct maker *m)
     TRY(maker_put_windows(m, 0));
     TRY(put_positions(m));
     return maker_put_granite_scale(m);
+}
+
+/* Only layers with a window have positions. The file's norms of q and k contain the factor of
+ * queries. */
+static enum status more_glimmer(const struct maker *m)
+{
+    int32_t layers, drafts;
+    double window, scale;
+    TRY(maker_need_number(m, "attention.sliding_window", &window));
+    TRY(maker_need_number(m, "logit_scale", &scale));
+    maker_put_number(m, "final_logit_softcapping",
+                     maker_number_or(m, "final_logit_softcapping", 30));
+    TRY(maker_put_windows(m, 4));
+    const double theta = maker_number_or(m, "rope.freq_base", 10000);
+    TRY(gguf_count_layers(m->g, &layers, &drafts, m->err));
+    buf_puts(m->out, "\"layer_rope_theta\":[");
+    for (int32_t i = 0; i < layers && i < MOST_LAYERS; i++) {
+        bool has;
+        TRY(maker_has_window(m, (size_t)i, 4, &has));
+        buf_puts(m->out, text_if(i > 0, ","));
+        buf_put_double(m->out, has ? theta : 0.0);
+    }
+    buf_puts(m->out, "],");
+    return OK;
 }
 
 static bool has_experts(const struct gguf *g)
@@ -245,6 +273,13 @@ static const struct arch rows[] = {
      .pairs_together = true,
      .renames = granite,
      .more = more_granite_swa},
+    {.name = "muse-glimmer",
+     .model_type = "muse_glimmer_text",
+     .pairs_together = true,
+     .norms_plus_one = true,
+     .renames = glimmer,
+     .constants = "\"qk_norm_weights\":true,\"qk_scale_factor\":1,",
+     .more = more_glimmer},
     {.name = "smollm3", .model_type = "smollm3", .pairs_together = true},
     {.name = "starcoder2", .model_type = "starcoder2"},
     {.name = "stablelm", .model_type = "stablelm", .renames = stablelm, .more = more_stablelm},

@@ -31,6 +31,12 @@ static const struct rename laguna[] = {
     {NULL, NULL, INTEGER},
 };
 
+static const struct rename mellum[] = {
+    {"expert_count", "num_local_experts", INTEGER},
+    {"expert_feed_forward_length", "moe_intermediate_size", INTEGER},
+    {NULL, NULL, INTEGER},
+};
+
 enum kind { FULL, WINDOWED, N_KINDS };
 
 /* The number that all layers of a kind have. A kind without layers has that of the other one. */
@@ -208,6 +214,32 @@ static enum status more_laguna(const struct maker *m)
     return maker_put_experts(m);
 }
 
+/* ---- Mellum 2 ----------------------------------------------------------------------------- */
+
+/* llama.cpp rotates all layers with one base, and scales positions only in those without a
+ * window. */
+static enum status put_mellum(const struct maker *m)
+{
+    double head, kv;
+    TRY(put_same_sizes(m, &head));
+    TRY(need_value_size(m, head));
+    TRY(maker_need_number(m, "attention.head_count_kv", &kv));
+    maker_put_number(m, "num_key_value_heads", kv);
+    const double theta = maker_number_or(m, "rope.freq_base", 10000);
+    const double rotated = maker_number_or(m, "rope.dimension_count", head);
+    if (maker_number_or(m, "rope.freq_base_swa", theta) != theta ||
+        maker_number_or(m, "rope.dimension_count_swa", rotated) != rotated) {
+        return err_set(m->err, ERR_UNSUPPORTED,
+                       "mellum.rope.freq_base_swa or dimension_count_swa unlike those of other "
+                       "layers is not supported");
+    }
+    if (!(maker_number_or(m, "attention.sliding_window", 0) > 0)) {
+        return maker_put_rope(m);
+    }
+    TRY(maker_put_windows(m, 4));
+    return maker_put_two_ropes(m, &(struct two_ropes){head, rotated, rotated, theta});
+}
+
 static const struct arch rows[] = {
     {.name = "mimo2",
      .model_type = "mimo_v2_flash",
@@ -229,5 +261,12 @@ static const struct arch rows[] = {
      .gating = GATING_SIGMOID,
      .by_layer = put_laguna,
      .more = more_laguna},
+    {.name = "mellum",
+     .model_type = "mellum",
+     .renames = mellum,
+     .gating = GATING_SOFTMAX,
+     .constants = "\"norm_topk_prob\":true,",
+     .by_layer = put_mellum,
+     .more = maker_put_experts},
 };
 const struct arch_table archs_layers = {rows, sizeof rows / sizeof rows[0]};

@@ -453,6 +453,7 @@ static enum status read_config(struct json *root, struct model_config *c, struct
     }
     if (json_get_bool(j, "norms_plus_one", false)) {
         c->norm_offset = 0.0f;
+        c->layer_norms_less_one = false;
     }
     TRY(read_layer_types(j, c, err));
     if (c->read_layers) {

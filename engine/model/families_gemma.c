@@ -29,6 +29,10 @@ static const struct tensor_names gemma3_names = {GEMMA_BASE, QKV_NAMES, FFN_NAME
 static const struct tensor_names glimmer_names = {GEMMA_BASE, QKV_NAMES, FFN_NAMES,
                                                   .attn_gate = "self_attn.gate_proj"};
 
+/* GGUF files store the constant that scales queries as the norms' weights. */
+static const struct tensor_names glimmer_gguf_names = {
+    GEMMA_BASE, QKV_NAMES, QK_NORM_NAMES, FFN_NAMES, .attn_gate = "self_attn.gate_proj"};
+
 static const struct tensor_names gemma4_names = {GEMMA_BASE,
                                                  QKV_NAMES,
                                                  FFN_NAMES,
@@ -116,6 +120,9 @@ static enum status read_vaultgemma(const struct json *j, struct model_config *c,
 static enum status read_glimmer(const struct json *j, struct model_config *c, struct err *err)
 {
     TRY(family_must_be(j, "attention_bias", false, err));
+    if (!json_get_bool(j, "qk_norm_weights", false)) {
+        c->names = &glimmer_names;
+    }
     c->norm_place = NORM_SANDWICH;
     c->layer_norms_less_one = c->embed_normed = true;
     c->post_norm_eps = (float)json_get_number(j, "post_norm_eps", 1e-8);
@@ -312,7 +319,7 @@ static const struct family rows[] = {
      "\"attn_logit_softcapping\":50,\"final_logit_softcapping\":30,\"sliding_window\":"
      "4096," GEMMA_DEFAULTS "}",
      read_gemma2},
-    {"muse_glimmer_text", &glimmer_names,
+    {"muse_glimmer_text", &glimmer_gguf_names,
      "{\"eos_token_id\":200001,\"num_key_value_heads\":2,\"head_dim\":128,\"rms_norm_eps\":1e-5,"
      "\"hidden_activation\":\"silu\",\"max_position_embeddings\":131072,\"sliding_window\":2048}",
      read_glimmer},

@@ -225,6 +225,16 @@ def keys_granite_swa(config):
             "attention.rope_pattern": ([BOOL], [base > 0 for base in bases])}
 
 
+def keys_glimmer(config):
+    return {"logit_scale": (F32, config["output_multiplier"]), "final_logit_softcapping": (F32, config["final_logit_softcapping"]),
+            **window_keys(config)}
+
+
+def keys_mellum(config):
+    return {"expert_feed_forward_length": (U32, config["moe_intermediate_size"]), **window_keys(config),
+            "rope.freq_base_swa": (F32, config["rope_parameters"]["sliding_attention"]["rope_theta"])}
+
+
 def keys_afmoe(config):
     return {"expert_shared_count": (U32, config["num_shared_experts"]), "expert_weights_norm": (BOOL, True),
             "expert_feed_forward_length": (U32, config["moe_intermediate_size"]),
@@ -281,6 +291,7 @@ FAMILIES = {
     "mimo_v2_flash": ("mimo2", keys_mimo, False), "step3p7": ("step35", keys_step, False), "laguna": ("laguna", keys_laguna, False),
     "apertus": ("apertus", nothing, False), "minicpm3": ("minicpm3", keys_minicpm3, False),
     "cohere2_moe": ("cohere2moe", keys_cohere2_moe, False), "granite_swa": ("granite_swa", keys_granite_swa, True),
+    "muse_glimmer_text": ("muse-glimmer", keys_glimmer, True), "mellum": ("mellum", keys_mellum, False),
     "afmoe": ("afmoe", keys_afmoe, False), "cohere": ("command-r", keys_layer_norm, False),
     "nemotron": ("nemotron", keys_nemotron, False), "arcee": ("arcee", nothing, True), "dots1": ("dots1", keys_dots1, False),
     "olmo": ("olmo", keys_olmo, True), "olmoe": ("olmoe", nothing, False), "jais2": ("jais2", keys_layer_norm, False),
@@ -288,7 +299,7 @@ FAMILIES = {
     "granitemoeshared": ("granitemoe", keys_granite, True),
     "bailing_hybrid": ("bailingmoe3", keys_bailing, False), "hy_v3": ("hy_v3", keys_hy_v3, False), "glm": ("chatglm", keys_glm, False)}
 NORMED_AFTER = ("exaone4", "olmo3")  # their norm of that name follows attention
-SANDWICH = ("afmoe",)  # the same, and their MLPs have norms on both sides
+SANDWICH = ("afmoe", "muse_glimmer_text")  # the same, and their MLPs have norms on both sides
 LESS_ONE = ("nemotron", "step3p7")  # folders store the weights of norms minus 1
 NORM_IS_POST = ("glm4_moe", "seed_oss")  # the files have another name for the norm before the MLP
 
@@ -376,7 +387,7 @@ def converted(name, x, config):
             yield "blk.%s.ffn_%s_%s.weight" % (name.split(".")[2], half, of), y
     elif part == "block_sparse_moe.output_linear.weight":
         yield "blk.%s.ffn_down_exps.weight" % name.split(".")[2], x
-    elif family in LESS_ONE and name.endswith("norm.weight"):
+    elif family in LESS_ONE and name.endswith("norm.weight") or family == "muse_glimmer_text" and name.endswith("layernorm.weight"):
         yield renamed(name, config), x + 1
     elif "conv1d" in part:
         yield renamed(name, config), x.reshape(1, x.shape[0], 1, x.shape[-1])
@@ -465,6 +476,10 @@ def convert(folder, path, type_of=lambda name, x: "F32", more=()):
         for of in ("short", "long"):
             factors = numpy.array(rope[of + "_factor"], "<f4")
             w.tensor("rope_factors_%s.weight" % of, "F32", factors.shape, factors.tobytes())
+    for i in range(config["num_hidden_layers"] if arch == "muse-glimmer" else 0):
+        for part, scale in (("q", config["qk_scale_factor"]), ("k", 1.0)):
+            x = numpy.full(config["head_dim"], scale, "<f4")
+            w.tensor("blk.%d.attn_%s_norm.weight" % (i, part), "F32", x.shape, x.tobytes())
     for part, values in xielu(folder).items():
         w.key("xielu." + part, [F32], values)
     for i, (name, x) in enumerate(tensors_of(folder, config)):

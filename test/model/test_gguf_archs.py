@@ -252,6 +252,8 @@ def test_blocks_equal_their_plain_values(kind, tmp_path):
     ("command-a-plus", {"rope.freq_base_swa": (F32, 5.0)}, ["cohere2moe.rope.freq_base_swa is 5, unlike that of other layers"]),
     ("granite-swa", {"attention.sliding_window_pattern": ([BOOL], None)}, ["granite_swa.attention.sliding_window_pattern is missing"]),
     ("granite-swa", {"attention.rope_pattern": ([BOOL], [True])}, ["granite_swa.attention.rope_pattern has no number for layer 1"]),
+    ("muse-glimmer", {"logit_scale": (F32, None)}, ["the key muse-glimmer.logit_scale is missing"]),
+    ("muse-glimmer", {"rope.freq_base_swa": (F32, 5.0)}, ["muse-glimmer.rope.freq_base_swa is 5, unlike that of other layers"]),
     ("laguna", {"expert_weights_norm": (BOOL, False)}, ["laguna.expert_weights_norm is false"]),
     ("laguna", {"expert_gating_func": (U32, 1)}, ["laguna.expert_gating_func is 1"]),
     ("laguna", {"attention.key_length_swa": (U32, 8)}, ["laguna.attention.key_length_swa or value_length_swa unlike"]),

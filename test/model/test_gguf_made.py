@@ -37,6 +37,11 @@ DOTS1 = {"n_routed_experts": 8, "num_experts_per_tok": 3, "n_shared_experts": 2,
          "topk_group": 1, "norm_topk_prob": True, "routed_scaling_factor": 2.5, "first_k_dense_replace": 1, "sliding_window": None}
 GRANITE = {"num_local_experts": 6, "num_experts_per_tok": 3, "shared_intermediate_size": 24, "embedding_multiplier": 6.0,
            "residual_multiplier": 0.5, "attention_multiplier": 0.125, "logits_scaling": 2.0, "tie_word_embeddings": True}
+PLAIN_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+MELLUM = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "norm_topk_prob": True, "head_dim": 16,
+          "sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"], "mlp_layer_types": ["sparse"] * 2,
+          "rope_parameters": {"full_attention": {**PLAIN_ROPE, "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+                              "sliding_attention": PLAIN_ROPE}}
 # family: (config, the shapes of a layer, those of the first layer if they differ, which of them have biases)
 MODELS = {
     "arcee": ({"hidden_act": "relu2"}, {**ATTENTION, **NORMS, **PLAIN}, None, ()),
@@ -46,6 +51,7 @@ MODELS = {
     "olmo": ({}, {**ATTENTION, **MLP}, None, ()),
     "olmoe": ({"num_experts": 8, "num_experts_per_tok": 3, "norm_topk_prob": False, "intermediate_size": 24},
               {**ATTENTION, **NORMS, "self_attn.q_norm": (64,), "self_attn.k_norm": (32,), **experts(8, 24)}, None, ()),
+    "mellum": (MELLUM, {**ATTENTION, **NORMS, "self_attn.q_norm": (16,), "self_attn.k_norm": (16,), **experts(8, 24)}, None, ()),
     "granitemoeshared": (GRANITE, {**ATTENTION, **NORMS, "block_sparse_moe.router.layer": (6, 64),
                                    "block_sparse_moe.input_linear": (6, 192, 64), "block_sparse_moe.output_linear": (6, 64, 96),
                                    "shared_mlp.input_linear": (48, 64), "shared_mlp.output_linear": (64, 24)}, None, ()),
@@ -99,6 +105,7 @@ def test_files_answer_as_folders(family, tmp_path):
     ("olmo", {"attention.layer_norm_epsilon": (F32, 1e-6)}, ["olmo.attention.layer_norm_epsilon is"]),
     ("dots1", {"expert_gating_func": (U32, 1)}, ["dots1.expert_gating_func is 1"]),
     ("olmoe", {"expert_weights_scale": (F32, 2.0)}, ["olmoe.expert_weights_scale is 2"]),
+    ("mellum", {"rope.freq_base_swa": (F32, 5.0)}, ["mellum.rope.freq_base_swa or dimension_count_swa unlike"]),
     ("granitemoeshared", {"rope.scaling.finetuned": (BOOL, False)}, ["granitemoe.rope.scaling.finetuned is false"]),
 ])
 def test_keys_that_are_not_supported_are_named(family, keys, words, tmp_path):
