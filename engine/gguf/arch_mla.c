@@ -25,6 +25,15 @@ static const struct rename deepseek2[] = {
     {"expert_shared_count", "n_shared_experts", INTEGER},
     {NULL, NULL, INTEGER},
 };
+static const struct rename sparse[] = {
+    MLA_KEYS,
+    {"expert_count", "n_routed_experts", INTEGER},
+    {"expert_shared_count", "n_shared_experts", INTEGER},
+    {"attention.indexer.head_count", "index_n_heads", INTEGER},
+    {"attention.indexer.key_length", "index_head_dim", INTEGER},
+    {"attention.indexer.top_k", "index_topk", INTEGER},
+    {NULL, NULL, INTEGER},
+};
 static const struct rename mistral4[] = {
     MLA_KEYS,
     {"expert_count", "n_routed_experts", INTEGER},
@@ -86,6 +95,46 @@ static enum status more_deepseek2(const struct maker *m)
     const bool limited = put_groups(m) > 1;
     buf_printf(m->out, "\"topk_method\":\"%s\",", limited ? "group_limited_greedy" : "greedy");
     return OK;
+}
+
+/* Rows attend to the keys that an indexer picks. */
+static enum status more_deepseek32(const struct maker *m)
+{
+    double v;
+    TRY(maker_need_number(m, "attention.q_lora_rank", &v));
+    TRY(maker_need_number(m, "attention.indexer.head_count", &v));
+    TRY(maker_need_number(m, "attention.indexer.key_length", &v));
+    TRY(maker_need_number(m, "attention.indexer.top_k", &v));
+    TRY(put_heads(m));
+    TRY(maker_put_switch(m, "expert_weights_norm", "norm_topk_prob"));
+    put_groups(m);
+    return OK;
+}
+
+/* Which layers have an indexer: all, in older files. Without the list newer files of llama.cpp have
+ * those of one release, by which another could not be told from it. */
+static enum status more_glm_dsa(const struct maker *m)
+{
+    static const char key[] = "attention.indexer.types";
+    const bool is_listed = maker_has_key(m, key);
+    int32_t layers, drafts;
+    if (!is_listed && !(maker_number_or(m, "context_length", 0) < 1048576)) {
+        return err_set(m->err, ERR_UNSUPPORTED,
+                       "the key glm-dsa.%s is missing, which is only supported with shorter "
+                       "contexts",
+                       key);
+    }
+    TRY(gguf_count_layers(m->g, &layers, &drafts, m->err));
+    buf_puts(m->out, "\"indexer_types\":[");
+    for (int32_t i = 0; i < layers && i < MOST_LAYERS; i++) {
+        double is_full = 1;
+        if (is_listed && !maker_number_at(m, key, (size_t)i, &is_full)) {
+            return err_set(m->err, ERR_FORMAT, "glm-dsa.%s has no number for layer %d", key, i);
+        }
+        buf_printf(m->out, "%s\"%s\"", text_if(i > 0, ","), is_full != 0 ? "full" : "shared");
+    }
+    buf_puts(m->out, "],");
+    return more_deepseek32(m);
 }
 
 /* Ollama's files of GLM-4.7-Flash, whose sizes of heads are those of other architectures. */
@@ -236,6 +285,16 @@ static const struct arch rows[] = {
      .renames = mistral4,
      .gating = GATING_SOFTMAX,
      .more = more_mistral4},
+    {.name = "deepseek32",
+     .model_type = "deepseek_v32",
+     .renames = sparse,
+     .gating = GATING_SIGMOID,
+     .more = more_deepseek32},
+    {.name = "glm-dsa",
+     .model_type = "glm_moe_dsa",
+     .renames = sparse,
+     .gating = GATING_SIGMOID,
+     .more = more_glm_dsa},
     {.name = "minicpm3",
      .model_type = "minicpm3",
      .renames = minicpm3,

@@ -235,6 +235,13 @@ def keys_mellum(config):
             "rope.freq_base_swa": (F32, config["rope_parameters"]["sliding_attention"]["rope_theta"])}
 
 
+def keys_sparse(config):
+    types = [kind == "full" for kind in config.get("indexer_types", ())]
+    return {**mla_keys(config), **expert_keys(config), **draft_keys(config), "attention.indexer.head_count": (U32, config["index_n_heads"]),
+            "attention.indexer.key_length": (U32, config["index_head_dim"]), "attention.indexer.top_k": (U32, config["index_topk"]),
+            "attention.indexer.types": ([BOOL], types or None)}
+
+
 def keys_afmoe(config):
     return {"expert_shared_count": (U32, config["num_shared_experts"]), "expert_weights_norm": (BOOL, True),
             "expert_feed_forward_length": (U32, config["moe_intermediate_size"]),
@@ -292,6 +299,7 @@ FAMILIES = {
     "apertus": ("apertus", nothing, False), "minicpm3": ("minicpm3", keys_minicpm3, False),
     "cohere2_moe": ("cohere2moe", keys_cohere2_moe, False), "granite_swa": ("granite_swa", keys_granite_swa, True),
     "muse_glimmer_text": ("muse-glimmer", keys_glimmer, True), "mellum": ("mellum", keys_mellum, False),
+    "deepseek_v32": ("deepseek32", keys_sparse, False), "glm_moe_dsa": ("glm-dsa", keys_sparse, False),
     "afmoe": ("afmoe", keys_afmoe, False), "cohere": ("command-r", keys_layer_norm, False),
     "nemotron": ("nemotron", keys_nemotron, False), "arcee": ("arcee", nothing, True), "dots1": ("dots1", keys_dots1, False),
     "olmo": ("olmo", keys_olmo, True), "olmoe": ("olmoe", nothing, False), "jais2": ("jais2", keys_layer_norm, False),
@@ -318,6 +326,8 @@ PARTS = {
     "moe.up_proj": "ffn_up_exps", "moe.down_proj": "ffn_down_exps", "share_expert.gate_proj": "ffn_gate_shexp",
     "share_expert.up_proj": "ffn_up_shexp", "share_expert.down_proj": "ffn_down_shexp",
     "attention_layernorm": "attn_norm", "feedforward_layernorm": "ffn_norm", "self_attn.sinks": "attn_sinks.weight",
+    "self_attn.indexer.wq_b": "indexer.attn_q_b", "self_attn.indexer.wk": "indexer.attn_k",
+    "self_attn.indexer.k_norm": "indexer.k_norm", "self_attn.indexer.weights_proj": "indexer.proj",
     "pre_mlp_layernorm": "ffn_norm", "mlp.fc1": "ffn_up", "mlp.fc2": "ffn_down", "block_sparse_moe.router.layer": "ffn_gate_inp",
     "shared_mlp.output_linear": "ffn_down_shexp", "self_attn.gate_proj": "attn_gate",
     "hnorm": "nextn.hnorm", "embed_tokens": "token_embd", "shared_head.head": "nextn.shared_head_head",

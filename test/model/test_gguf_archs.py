@@ -46,7 +46,7 @@ def test_stored_answers(folder, tmp_path, stored):
     golden.check_exact(path)
 
 
-@pytest.mark.parametrize("name", ["glm-4.7-flash", "kimi-linear", "ling-3", "exaone-moe", "step-3.7", "mimo-v2-flash"])
+@pytest.mark.parametrize("name", ["glm-4.7-flash", "kimi-linear", "ling-3", "exaone-moe", "step-3.7", "mimo-v2-flash", "glm-5"])
 def test_ranks(name, tmp_path, stored):
     """Parts of MLA's products, which such files store by head, and states are shared among ranks."""
     folder = os.path.join(golden.FAMILIES, name)
@@ -254,6 +254,10 @@ def test_blocks_equal_their_plain_values(kind, tmp_path):
     ("granite-swa", {"attention.rope_pattern": ([BOOL], [True])}, ["granite_swa.attention.rope_pattern has no number for layer 1"]),
     ("muse-glimmer", {"logit_scale": (F32, None)}, ["the key muse-glimmer.logit_scale is missing"]),
     ("muse-glimmer", {"rope.freq_base_swa": (F32, 5.0)}, ["muse-glimmer.rope.freq_base_swa is 5, unlike that of other layers"]),
+    ("deepseek-v3.2", {"attention.indexer.top_k": (U32, None)}, ["the key deepseek32.attention.indexer.top_k is missing"]),
+    ("glm-5", {"attention.indexer.types": ([BOOL], [True])}, ["glm-dsa.attention.indexer.types has no number for layer 1"]),
+    ("glm-5", {"attention.indexer.types": ([BOOL], None), "context_length": (U32, 1 << 20)},
+     ["the key glm-dsa.attention.indexer.types is missing"]),
     ("laguna", {"expert_weights_norm": (BOOL, False)}, ["laguna.expert_weights_norm is false"]),
     ("laguna", {"expert_gating_func": (U32, 1)}, ["laguna.expert_gating_func is 1"]),
     ("laguna", {"attention.key_length_swa": (U32, 8)}, ["laguna.attention.key_length_swa or value_length_swa unlike"]),
