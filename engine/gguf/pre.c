@@ -60,6 +60,20 @@
     "'(?i:[sdmt]|ll|ve|re)|[^\\r\\n\\p{L}\\p{N}]?+\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]++[\\r\\n]*"  \
     "|\\s*[\\r\\n]|\\s+(?!\\S)|\\s+"
 
+/* Long runs of spaces are cut into powers of two. */
+#define JAIS2                                                                                      \
+    SHORT_FORMS WORDS                                                                              \
+        "|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+"                                \
+        "|\\s{512}(?!\\S)|\\s{256}(?!\\S)|\\s{128}(?!\\S)|\\s{64}(?!\\S)|\\s{32}(?!\\S)"           \
+        "|\\s{16}(?!\\S)|\\s{8}(?!\\S)|\\s{4}(?!\\S)|\\s{1,2}(?!\\S)|\\s{1}"
+/* Digits in groups of three, counted from the end of the number. */
+#define THREES "\\p{N}{1,3}(?=(?:\\p{N}{3})*(?!\\p{N}))"
+/* Scripts that write words without spaces. */
+#define UNSPACED                                                                                   \
+    "[\u4e00-\u9fff\u3400-\u4dbf\uf900-\ufaff\u3040-\u309f\u30a0-\u30ff\uff65-\uff9f\u2f00-\u2fdf" \
+    "\u0e00-\u0e7f\u0e80-\u0eff\u1780-\u17ff\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff"               \
+    "\uac00-\ud7af\u1100-\u11ff]+"
+
 enum { MAX_SPLITS = 5 };
 
 /* Text is split by each pattern in turn; then into single digits; then, if `words` is set, by
@@ -82,6 +96,10 @@ static const struct gguf_pre rows[] = {
     {" gpt-4o llama4 kanana2 ", .splits = {O200K}, .ignore_merges = true},
     {" minimax-m2 ", .splits = {O200K}},
     {" kimi-k2 ", .splits = {KIMI}, .ignore_merges = true},
+    {" jais-2 ", .splits = {JAIS2}},
+    {" laguna ", .splits = {"[^\\n]+|[\\n]+", BY_ONE}},
+    {" afmoe ", .splits = {THREES, UNSPACED, DEEPSEEK}},
+    {" tiny_aya cohere2moe ", .splits = {"\\d{1,3}(?=(?:\\d{3})*\\b)", O200K}},
     {" exaone-moe ", .splits = {SPACED_WORDS}},
     {" tekken ", .splits = {TEKKEN}, .ignore_merges = true, .adds_bos = true},
     {" gpt-2 phi-2 jais mellum gigachat modern-bert a.x-4.0 exaone4 trillion granite-docling ",

@@ -77,18 +77,29 @@ NOT_HAN = "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}&&[^\\p{Han}
 O200K = "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]%s[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]%s"
 BEHIND = "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
 BY_THREE = SHORT + "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|" + BEHIND
-# The patterns in the families' own files.
+BY_ONE = BY_THREE.replace("{1,3}", "")
+O200K_WORDS = "|".join([O200K % ("*", "+") + SHORT + "?", O200K % ("+", "*") + SHORT + "?", "\\p{N}{1,3}",
+                        " ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*", BEHIND])
+# The patterns in the families' own files; several are applied in turn.
 PATTERNS = {
+    "laguna": ["[^\\n]+|[\\n]+", BY_ONE], "cohere2moe": ["\\d{1,3}(?=(?:\\d{3})*\\b)", O200K_WORDS],
+    "jais-2": BY_THREE.replace("\\s+(?!\\S)|\\s+", "|".join("\\s{%d}(?!\\S)" % (1 << i) for i in range(9, 1, -1))
+                               + "|\\s{1,2}(?!\\S)|\\s{1}"),
+    "afmoe": ["\\p{N}{1,3}(?=(?:\\p{N}{3})*(?!\\p{N}))",
+              "[\u4e00-\u9fff\u3400-\u4dbf\uf900-\ufaff\u3040-\u309f\u30a0-\u30ff\uff65-\uff9f\u2f00-\u2fdf\u0e00-\u0e7f\u0e80-\u0eff"
+              "\u1780-\u17ff\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff\uac00-\ud7af\u1100-\u11ff]+",
+              "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\\r\\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+"
+              "| ?[\\p{P}\\p{S}]+[\\r\\n]*|" + BEHIND],
     "glm4": BY_THREE, "glm5": BY_THREE, "chatglm-bpe": BY_THREE,
     "kimi-k2": "|".join(["[\\p{Han}]+", NOT_HAN % ("*", "+") + SHORT + "?", NOT_HAN % ("+", "*") + SHORT + "?", "\\p{N}{1,3}",
                          " ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*", BEHIND]),
-    "minimax-m2": "|".join([O200K % ("*", "+") + SHORT + "?", O200K % ("+", "*") + SHORT + "?", "\\p{N}{1,3}",
-                            " ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*", BEHIND]),
+    "minimax-m2": O200K_WORDS,
     "exaone-moe": "|".join([SHORT, "[^\\r\\n\\p{L}\\p{N}]?(?:\\p{L}\\p{M}*(?: \\p{L}\\p{M}*)*)+", "\\p{N}",
                             " ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]?", "\\s*[\\r\\n]", "\\s+(?!\\S)", "\\s+"])}
 TEXTS = ["Hello world, it's 12345 o'clock\n\n  x", "\u6c49\u5b57 and Kana \u304b\u306a\u6f22\u5b57abc", "XMLHttp URLs don'T\r\n/path/to//x\n",
          "\u0928\u092e\u0938\u094d\u0924\u0947 \u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35 one two  three", "  \t\n \r\n!!!\n/ //\n", "na\u00efve \u01c5 \u02b0 \u0301a 3\u00bd\u216b",
-         "\u6f22a\u6f22 \u3007\u3400\u4e00x \u5b57's", "a b c d  e f\ng"]
+         "\u6f22a\u6f22 \u3007\u3400\u4e00x \u5b57's", "a b c d  e f\ng",
+         "1234567 12 " + 90 * " " + "x 1000000a \uff66\uff67 .net #tag"]
 
 
 @pytest.mark.parametrize("pre", PATTERNS)
@@ -109,7 +120,8 @@ def test_patterns_as_the_library_reads_them(pre, tmp_path):
     tok["model"]["vocab"].update({text: first + i for i, text in enumerate(added)})
     tok["model"].update(merges=merges, ignore_merges=pre in ("glm4", "glm5", "kimi-k2"))
     tok["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [
-        {"type": "Split", "pattern": {"Regex": PATTERNS[pre]}, "behavior": "Isolated", "invert": False},
+        *({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+          for pattern in (PATTERNS[pre] if isinstance(PATTERNS[pre], list) else [PATTERNS[pre]])),
         {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}]}
     theirs = tokenizers.Tokenizer.from_str(json.dumps(tok))
     path = write(tmp_path / "t.gguf", tok, {"add_special": {"prefix": [], "suffix": []}}, pre)
