@@ -170,9 +170,13 @@ static void put_share(const struct maker *m, double rotated, double head)
 enum status maker_put_two_ropes(const struct maker *m, const struct two_ropes *r)
 {
     char type[32];
+    if (!(r->full >= 2.0 && r->full <= r->head && r->head <= INT16_MAX)) {
+        return err_set(m->err, ERR_FORMAT, "%s: %g of %g dimensions of a head cannot be rotated",
+                       m->arch->name, r->full, r->head);
+    }
     find_scaling(m, type);
-    const double theta = find_theta(m),
-                 otherwise = r->windowed_theta > 0 ? r->windowed_theta : theta;
+    const double theta = find_theta(m);
+    const double otherwise = r->windowed_theta > 0 ? r->windowed_theta : theta;
     buf_puts(m->out, "\"rope_parameters\":{\"full_attention\":{");
     TRY(put_scaling(m, type, (int64_t)(r->full / 2)));
     put_share(m, r->full, r->head);

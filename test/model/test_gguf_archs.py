@@ -243,6 +243,7 @@ def test_blocks_equal_their_plain_values(kind, tmp_path):
     ("mimo-v2-flash", {"attention.head_count_kv": ([I32], [1, 2, 1, 2, 2, 1, 2])}, ["head_count_kv differs among layers with a window"]),
     ("mimo-v2-flash", {"rope.dimension_count_swa": (U32, 72)}, ["mimo2.rope.dimension_count_swa"]),
     ("mimo-v2-flash", {"expert_weights_scale": (F32, 2.0)}, ["mimo2.expert_weights_scale is 2"]),
+    ("step-3.7", {"rope.dimension_count": (U32, 1 << 31)}, ["step35: 1.07374e+09 of 16 dimensions of a head cannot be rotated"]),
     ("step-3.7", {"expert_weights_norm": (BOOL, False)}, ["step35.expert_weights_norm is false"]),
     ("step-3.7", {"attention.value_length": (U32, 8)}, ["values of 8 dimensions with keys of 16"]),
     ("step-3.7", {"attention.head_count_kv": ([I32], [2, 1, 1, 2, 1, 2])}, ["step35.attention.head_count_kv differs from layer to layer"]),
