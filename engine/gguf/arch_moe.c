@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Architectures with plain attention and experts. */
+#include "engine/gguf/make.h"
 #include "engine/gguf/maker.h"
 
 #include <math.h>
@@ -108,6 +109,25 @@ static enum status more_glm4_moe(const struct maker *m)
     return maker_put_experts(m);
 }
 
+/* Every fourth layer has no positions, whatever the file says of chunks; then it must say the
+ * same. */
+static enum status check_chunks(const struct maker *m)
+{
+    enum { EVERY = 4 };
+    int32_t layers, drafts;
+    bool same = maker_number_or(m, "attention.sliding_window", 1) > 0;
+    TRY(gguf_count_layers(m->g, &layers, &drafts, m->err));
+    for (int32_t i = 0; i < layers && same; i++) {
+        bool chunked;
+        TRY(maker_has_window(m, (size_t)i, EVERY, &chunked));
+        same = chunked == ((i + 1) % EVERY != 0);
+    }
+    return same ? OK
+                : err_set(m->err, ERR_UNSUPPORTED,
+                          "llama4.attention.sliding_window of 0, or a sliding_window_pattern other "
+                          "than 4, is not supported");
+}
+
 /* Constants for which only Ollama's files have keys, if any. */
 static enum status more_llama4(const struct maker *m)
 {
@@ -115,12 +135,7 @@ static enum status more_llama4(const struct maker *m)
     TRY(maker_need_number(m, "expert_count", &experts));
     bool normed = experts != 128; // one size has no norms
     gguf_get_bool(m->g, "llama4.use_qk_norm", &normed);
-    if (maker_number_or(m, "attention.sliding_window_pattern", 4) != 4 ||
-        !(maker_number_or(m, "attention.sliding_window", 1) > 0)) {
-        return err_set(m->err, ERR_UNSUPPORTED,
-                       "llama4.attention.sliding_window of 0, or a sliding_window_pattern other "
-                       "than 4, is not supported");
-    }
+    TRY(check_chunks(m));
     maker_put_flag(m, "use_qk_norm", normed);
     maker_put_number(m, "attention_chunk_size", maker_number_or(m, "attention.chunk_size", 8192));
     maker_put_number(m, "no_rope_layer_interval", 4);

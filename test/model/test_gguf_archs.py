@@ -87,6 +87,8 @@ def test_llama4(tmp_path):
     path = gguf_archs.convert(str(folder), str(tmp_path / "m.gguf"))
     assert scores(path, "--dtype", "float32") == scores(folder, "--dtype", "float32")
     w = gguf_files.read(path)
+    w.key("llama4.attention.sliding_window_pattern", [BOOL], [True, True, True, False] * 2)
+    assert scores(w.write(path), "--dtype", "float32") == scores(folder, "--dtype", "float32")
     w.key("llama4.attention.sliding_window", U32, 0)
     refused(w.write(path), "llama4.attention.sliding_window of 0")
 
@@ -227,6 +229,7 @@ def test_blocks_equal_their_plain_values(kind, tmp_path):
     ("glm-4.5", {"attention.temperature_scale": (F32, 0.1)}, ["glm4moe.attention.temperature_scale is 0.1"]),
     ("minimax-m2", {"expert_weights_scale": (F32, 2.5)}, ["minimax-m2.expert_weights_scale is 2.5"]),
     ("llama-4", {"attention.sliding_window_pattern": (U32, 6)}, ["sliding_window_pattern other than 4"]),
+    ("llama-4", {"attention.sliding_window_pattern": ([BOOL], [True] * 8)}, ["sliding_window_pattern other than 4"]),
     ("exaone-moe", {"attention.sliding_window_pattern": ([BOOL], [True])}, ["sliding_window_pattern has no number for layer 1"]),
     ("exaone-moe", {"attention.sliding_window_pattern": (F32, 1.5)}, ["sliding_window_pattern is not a number of layers"]),
     ("cohere-2", {"attention.sliding_window": (U32, None)}, ["the key cohere2.attention.sliding_window is missing"]),
