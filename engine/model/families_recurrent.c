@@ -99,23 +99,14 @@ static const struct state_names ling_state_names = {
     KDA_NAMES("attention"), .out = "attention.dense", .f = "attention.f_proj",
     .g = "attention.g_proj"};
 
-static const struct tensor_names ling_names = {FFN_NAMES,
-                                               EXPERT_NAMES,
-                                               SHARED_NAMES,
-                                               .embed = "model.word_embeddings",
-                                               .final_norm = "model.norm",
-                                               .head = "lm_head",
-                                               .attn_norm = "input_layernorm",
-                                               .ffn_norm = "post_attention_layernorm",
+static const struct tensor_names ling_names = {LING_NAMES,
                                                .q = "attention.q_proj",
                                                .attn_gate = "attention.g_proj",
-                                               .o = "attention.dense",
                                                .kv_a = "attention.kv_a_proj_with_mqa",
                                                .kv_a_norm = "attention.kv_a_layernorm",
                                                .kv_b = "attention.kv_b_proj",
                                                .k_b = "attention.k_b_proj",
                                                .v_b = "attention.v_b_proj",
-                                               .correction = "mlp.gate.expert_bias",
                                                .state = &ling_state_names};
 
 /* What follows from the sizes of a gated delta net's heads. */

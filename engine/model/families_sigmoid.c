@@ -61,19 +61,9 @@ static const struct tensor_names afmoe_names = {QKV_NAMES,
                                                 .router = "mlp.router.gate",
                                                 .correction = "mlp.expert_bias"};
 
-static const struct tensor_names sarvam_names = {FFN_NAMES,
-                                                 EXPERT_NAMES,
-                                                 SHARED_NAMES,
-                                                 .embed = "model.word_embeddings",
-                                                 .final_norm = "model.norm",
-                                                 .head = "lm_head",
-                                                 .attn_norm = "input_layernorm",
-                                                 .ffn_norm = "post_attention_layernorm",
-                                                 .qkv = "attention.query_key_value",
+static const struct tensor_names sarvam_names = {LING_NAMES, .qkv = "attention.query_key_value",
                                                  .q_norm = "attention.query_layernorm",
-                                                 .k_norm = "attention.key_layernorm",
-                                                 .o = "attention.dense",
-                                                 .correction = "mlp.gate.expert_bias"};
+                                                 .k_norm = "attention.key_layernorm"};
 
 static const struct tensor_names laguna_names = {BASE_NAMES,
                                                  QKV_NAMES,

@@ -43,6 +43,13 @@
     .expert_up = "block_sparse_moe.experts.%d.up_proj",                                            \
     .expert_down = "block_sparse_moe.experts.%d.down_proj"
 
+/* Ling's names, which Sarvam has, too. */
+#define LING_NAMES                                                                                 \
+    FFN_NAMES, EXPERT_NAMES, SHARED_NAMES, .embed = "model.word_embeddings",                       \
+        .final_norm = "model.norm", .head = "lm_head", .attn_norm = "input_layernorm",             \
+        .ffn_norm = "post_attention_layernorm", .o = "attention.dense",                            \
+        .correction = "mlp.gate.expert_bias"
+
 extern const struct tensor_names llama_names;
 
 struct family_table {
