@@ -228,6 +228,19 @@ static bool may_be_gated(const struct linear_args *l, const struct activation_ar
            a->out.dtype == l->x.dtype && !l->partial && !l->accumulate;
 }
 
+/* The args of the product with its activation. */
+static struct gemm_args gated_product_of(const struct linear_args *l,
+                                         const struct activation_args *a)
+{
+    struct gemm_args g = product_of(l);
+    g.y = a->out.mem.p;
+    g.y_dtype = a->out.dtype;
+    g.y_stride = a->out.stride;
+    g.bias = l->weight->bias;
+    g.gated = true;
+    return g;
+}
+
 /* Computes the product and its activation in one kernel, which does not write the product's own y.
  * codes: if not NULL, what to write instead of a->out. False: no kernel supports the shape. */
 static bool linear_gated(struct cuda_backend *be, const struct linear_args *l,
@@ -237,12 +250,7 @@ static bool linear_gated(struct cuda_backend *be, const struct linear_args *l,
     if (!may_be_gated(l, a)) {
         return false;
     }
-    struct gemm_args g = product_of(l);
-    g.y = a->out.mem.p;
-    g.y_dtype = a->out.dtype;
-    g.y_stride = a->out.stride;
-    g.bias = l->weight->bias;
-    g.gated = true;
+    struct gemm_args g = gated_product_of(l, a);
     g.is_rounded = is_rounded;
     g.y_codes = codes;
     return cuda_gemm_gated(&be->gemms, &g, st);
@@ -346,9 +354,10 @@ enum status cuda_op_mlp(struct backend *base, const struct linear_args *up,
     return mlp(be, up, a, down, false);
 }
 
-/* Computes the norm of a single row with the product that reads it. False if no kernel does. */
+/* Computes the norm of a single row with the product that reads it. g: that product. False if no
+ * kernel does. */
 static bool norm_in_product(struct cuda_backend *be, const struct norm_args *n,
-                            const struct linear_args *l, enum status *st)
+                            const struct linear_args *l, struct gemm_args g, enum status *st)
 {
     const struct input_norm in = {.weight = vector(n->weight),
                                   .delta = n->delta.mem.p,
@@ -357,20 +366,40 @@ static bool norm_in_product(struct cuda_backend *be, const struct norm_args *n,
                                   .offset = n->weight_offset,
                                   .delta_scale = n->delta_scale,
                                   .x_scale = n->x_scale != 0.0f ? n->x_scale : 1.0f};
-    if (be->device.options.deterministic || norm_ok(n) != OK || !linear_ok(l) || l->head ||
-        n->n_rows != 1 || n->kind != NORM_RMS || n->bias || !in.weight || n->delta_sums.n > 0 ||
-        !n->out.mem.p || n->out.mem.p != l->x.mem.p || n->width != (int32_t)l->weight->n_in ||
+    if (be->device.options.deterministic || norm_ok(n) != OK || l->head || n->n_rows != 1 ||
+        n->kind != NORM_RMS || n->bias || !in.weight || n->delta_sums.n > 0 || !n->out.mem.p ||
+        n->out.mem.p != l->x.mem.p || n->width != (int32_t)l->weight->n_in ||
         n->x.dtype != l->x.dtype || (in.delta && n->delta.dtype != l->x.dtype)) {
         return false;
     }
-    struct gemm_args g = plain_product_of(be, l);
     g.x = n->x.mem.p;
     g.norm = &in;
     if (!gemm_single_takes(&g, be->device.sm, be->device.n_sms)) {
         return false;
     }
-    *st = multiply(be, l, &g);
+    *st = cuda_check(&be->device, gemm_single(be->device.stream, &g, be->device.n_sms),
+                     "gemm_single");
     return true;
+}
+
+/* The same for a product alone, and for an MLP's first product with its activation. */
+static bool norm_in_linear(struct cuda_backend *be, const struct norm_args *n,
+                           const struct linear_args *l, enum status *st)
+{
+    if (!linear_ok(l) || !norm_in_product(be, n, l, plain_product_of(be, l), st)) {
+        return false;
+    }
+    if (l->sums) {
+        *l->sums = sums_out(&(struct sum_parts){.n = 0});
+    }
+    return true;
+}
+
+static bool norm_in_gated(struct cuda_backend *be, const struct norm_args *n,
+                          const struct linear_args *l, const struct activation_args *a,
+                          enum status *st)
+{
+    return may_be_gated(l, a) && norm_in_product(be, n, l, gated_product_of(l, a), st);
 }
 
 /* The norm is a part of the product, or writes FP8 codes if the product reads them. */
@@ -381,8 +410,12 @@ enum status cuda_op_norm_linear(struct backend *base, const struct norm_args *n,
     struct cuda_backend *be = cuda_backend_of(base);
     TRY(be->device.lost);
     enum status st = OK;
-    if (!down && norm_in_product(be, n, l, &st)) {
+    if (!down && norm_in_linear(be, n, l, &st)) {
         return st;
+    }
+    if (down && norm_in_gated(be, n, l, a, &st)) {
+        TRY(st);
+        return linear(be, down, false);
     }
     struct round_args codes;
     const bool are_codes = n->out.mem.p && n->out.mem.p == l->x.mem.p && n->n_rows == l->n_rows &&

@@ -98,7 +98,7 @@ struct gemm_args {
  * codes). It reads the weight before the preceding kernels are done. */
 bool gemm_small_takes(const struct gemm_args *a, int32_t sm, int32_t n_sms);
 cudaError_t gemm_small(cudaStream_t stream, const struct gemm_args *a, int32_t n_sms);
-/* gemm/single.cu: one row, and a weight of few features. */
+/* gemm/single.cu: one row, and a weight of few features; gated only with a norm. */
 bool gemm_single_takes(const struct gemm_args *a, int32_t sm, int32_t n_sms);
 cudaError_t gemm_single(cudaStream_t stream, const struct gemm_args *a, int32_t n_sms);
 
@@ -108,8 +108,8 @@ cudaError_t gemm_single(cudaStream_t stream, const struct gemm_args *a, int32_t 
  * benchmarks and tests. */
 struct wide_plan {
     int32_t band;     // number of features per block: 128, 192 (only for fp32 or partial sums), 112
-                      // (only otherwise), 224 (if gated and above 64 rows), 64 or 96 (only for
-                      // partial sums)
+                      // (only otherwise), 224 (if gated and above 64 rows), 64 or 96 (for partial
+                      // sums, or up to 64 rows), 48 (up to 64 rows)
     int32_t n_splits; // number of ranges of K
 };
 /* True if it supports this product; *plan is then the plan. sums_bytes: size of the memory for

@@ -98,7 +98,7 @@ static struct wide_plan random_wide(struct rng &r, struct gemm_args &a)
     const int other = plan.n_splits > 1 || a.y_dtype == DT_F32 ? 192 : 112;
     const int bands[] = {128, other, 96, 64, 48};
     int n_bands = other == 192 ? 4 : 5;
-    if (a.gated || a.n_rows > 64) {
+    if (a.n_rows > 64) {
         n_bands = 2;
     }
     plan.band = a.gated && a.n_rows > 64 ? 224 : bands[r.below(n_bands)];

@@ -181,6 +181,69 @@ static void norm_product_case(struct pair *p, int32_t n_out, int32_t n_in, bool 
     }
 }
 
+/* The same for an MLP, whose first product computes its activation, too. */
+static void norm_mlp_case(struct pair *p, int32_t width, int32_t n_in, bool with_delta)
+{
+    const struct pair_tensor x = tensor_random(p, 1, n_in, n_in, 1.0f);
+    const struct pair_tensor delta = tensor_random(p, 1, n_in, n_in, 1.0f);
+    const struct pair_tensor h = tensor_poisoned(p, 1, n_in, p->dtype);
+    const struct pair_tensor between = tensor_poisoned(p, 1, 2 * width, p->dtype);
+    const struct pair_tensor act = tensor_poisoned(p, 1, width, p->dtype);
+    const struct pair_tensor y = tensor_poisoned(p, 1, n_in, p->dtype);
+    const struct pair_weight scale = vector_make(p, n_in, 1.0f);
+    const struct pair_weight up = weight_make(p, WEIGHT_LINEAR, p->dtype, 1, 2 * width, n_in, false,
+                                              2.0f / sqrtf((float)n_in));
+    const struct pair_weight down =
+        weight_make(p, WEIGHT_LINEAR, p->dtype, 1, n_in, width, false, 1.0f / sqrtf((float)width));
+    for (int b = FIRST; b <= GPU; b++) {
+        struct norm_args n = {.x = x.t[b],
+                              .out = h.t[b],
+                              .weight = scale.w[b],
+                              .n_rows = 1,
+                              .width = n_in,
+                              .kind = NORM_RMS,
+                              .eps = 1e-5f,
+                              .delta_scale = 0.7f};
+        if (with_delta) {
+            n.delta = delta.t[b];
+        }
+        const struct linear_args first = {
+            .weight = up.w[b], .x = h.t[b], .y = between.t[b], .n_rows = 1};
+        const struct activation_args a = {.x = between.t[b],
+                                          .out = act.t[b],
+                                          .n_rows = 1,
+                                          .width = width,
+                                          .kind = ACT_SILU,
+                                          .gated = true,
+                                          .shape = ACT_SHAPE_PUBLISHED};
+        const struct linear_args last = {
+            .weight = down.w[b], .x = act.t[b], .y = y.t[b], .n_rows = 1};
+        CHECK_EQ(ops_norm_linear(p->be[b], &n, &first, &a, &last), OK);
+    }
+    char what[96];
+    snprintf(what, sizeof what, "norm and MLP %d x %d dtype %d delta %d", width, n_in, p->dtype,
+             with_delta);
+    check_tensor(p, what, &act, width, 2 * pair_tolerance(p));
+    check_tensor(p, what, &y, n_in, 2 * pair_tolerance(p));
+    check_tensor(p, what, &x, n_in, pair_tolerance(p));
+}
+
+TEST(a_norm_and_its_mlp_agree)
+{
+    NEED_GPU();
+    static const int32_t sizes[][2] = {{3072, 1024}, {8192, 2048}, {40, 520}, {3168, 512},
+                                       {3200, 512},  {200, 4096},  {96, 4104}};
+    for (int32_t d = 0; d < COUNT(pair_dtypes); d++) {
+        struct pair p;
+        REQUIRE(pair_open(&p, pair_dtypes[d], false, NULL));
+        for (int32_t i = 0; i < COUNT(sizes); i++) {
+            norm_mlp_case(&p, sizes[i][0], sizes[i][1], false);
+            norm_mlp_case(&p, sizes[i][0], sizes[i][1], true);
+        }
+        pair_close(&p);
+    }
+}
+
 TEST(a_norm_and_its_product_agree)
 {
     NEED_GPU();
@@ -264,6 +327,7 @@ TEST(a_product_with_its_activation_agrees)
                 linear_act_case(&p, rows[i], 200 + 56 * k, 136, kinds[k], true, k % 2 == 1);
             }
             linear_act_case(&p, rows[i], 3000, 264, ACT_SILU, true, false);
+            linear_act_case(&p, rows[i], 1536 * (1 + i % 2), 1024, ACT_SILU, true, false);
             linear_act_case(&p, rows[i], 14336 - 8 * (i % 2), 72, ACT_SILU, true, i == 2);
             linear_act_case(&p, rows[i], 120, 64, ACT_GELU, false, true);
         }

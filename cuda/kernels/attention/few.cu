@@ -7,9 +7,9 @@
  * share its keys take chunks of 16 keys in turn, each warp with its own maximum and sums; at the
  * end the results of the warps are joined in shared memory. If there are few units, a cluster of
  * blocks processes each of them, and every block joins its part of the head's elements; if there
- * are more, a block does. If there are many (33 to 256 sequences), the launch just fills the
- * device, and each block takes every gridDim-th unit: its warps fetch the next unit's keys while
- * they finish the current one, so that memory is always busy.
+ * are more, a block does. If there are many (33 to 256 sequences, and more units than blocks fit),
+ * the launch just fills the device, and each block takes every gridDim-th unit: its warps fetch the
+ * next unit's keys while they finish the current one, so that memory is always busy.
  *
  * The copy engine brings chunks into the ring of each warp. Older keys and values do not depend on
  * the preceding kernel (the product that makes qkv), so the first chunks, the block tables and the
@@ -296,6 +296,16 @@ static cudaError_t launch_few(cudaStream_t stream, const struct few_params &p,
                            (size_t)smem, stream, p, map, bounds);
 }
 
+/* True if blocks take units in turn. Otherwise each unit has a block of its own, which has more
+ * warps, and all of them are resident at once. */
+template <int DIM> static bool in_turn(const struct few_params &p, int n_sms)
+{
+    const int bytes = p.sums.n > 0 ? few_shape<DIM, BY_BLOCK_OF_SUMS>::bytes(p)
+                                   : few_shape<DIM, BY_BLOCK>::bytes(p);
+    const int fit = std::min((int)few_shape<DIM, BY_BLOCK>::BLOCKS, SM_BYTES / (bytes + 1024));
+    return is_many(p.n_rows) && p.n_units > fit * n_sms;
+}
+
 /* BOUNDED: windows or sinks. With heads of 256 there are few rows, and with those as with
  * neighbours that are rotated together there are no partial sums (large_takes, k_rope_takes_sums).
  */
@@ -307,7 +317,7 @@ static cudaError_t by_way(cudaStream_t stream, const struct few_params &given,
     struct few_params p = given;
     if (p.sums.n > 0) {
         if constexpr (MAY_BE_SUMS) {
-            return is_many(p.n_rows)
+            return in_turn<DIM>(p, n_sms)
                        ? launch_few<T, DIM, NORM, IN_TURN_OF_SUMS, false, TURN>(stream, p, bounds,
                                                                                 n_sms)
                        : launch_few<T, DIM, NORM, BY_BLOCK_OF_SUMS, false, TURN>(stream, p, bounds,
@@ -315,7 +325,7 @@ static cudaError_t by_way(cudaStream_t stream, const struct few_params &given,
         }
         return cudaErrorInvalidValue;
     }
-    if (is_many(p.n_rows)) {
+    if (in_turn<DIM>(p, n_sms)) {
         if constexpr (MAY_BE_MANY) {
             return launch_few<T, DIM, NORM, IN_TURN, false, TURN>(stream, p, bounds, n_sms);
         }

@@ -5,18 +5,25 @@
  * another, each through a ring of its own (cp.async), which it fills before the wait; a lane reads
  * only what it has copied itself. Bound by reading W, and by latency if the rings hold all of it.
  * It leaves registers for the blocks of the next kernels, which start beside its own.
+ *
+ * If gated, a block's rows of W alternate between the two halves of W, so that a feature's gate and
+ * its factor are computed by neighbouring warps, and the block applies the activation at the end.
  */
 #include "cuda/gemm.h"
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/device/mma_tile.cuh"
 #include "cuda/kernels/device/norm.cuh"
+#include "cuda/kernels/device/pairs.cuh"
 #include "cuda/kernels/device/reduce.cuh"
 #include "cuda/kernels/device/types.cuh"
+
+#include <algorithm>
 
 enum { WARPS = 16, THREADS = 32 * WARPS };
 enum { RUN = 8, STEP = 32 * RUN, STEPS = 4, STAGE = STEPS * STEP }; // elements: of a lane, a warp
 enum { STAGES = 3 };                                      // of a warp's ring; more are no faster
 enum { LEAST_IN = 512, MOST_IN = 12288, MOST_EACH = 40 }; // MOST_EACH: features per multiprocessor
+enum { MOST_GATED = STAGES * WARPS };                     // rows of W per block, if gated
 /* Of a block's shared memory: no two share a multiprocessor, but one fits beside a block of
  * attention/mla_few.cu, and beside one that takes only what it needs. */
 enum { LEAST_BYTES = 114 << 10 };
@@ -24,22 +31,40 @@ enum { LEAST_BYTES = 114 << 10 };
 struct single_params {
     const void *x, *w;
     void *y;
-    int32_t n_out, n_in, n_stages; // stages of a warp's ring
+    int32_t n_out, n_in, n_stages; // n_out: elements of y; n_stages: of a warp's ring
     int32_t stage;                 // elements of a stage
 };
 
 static_assert((int)WARPS == (int)INPUT_NORM_READERS, "");
 
+/* The rows of W that a block multiplies: n of them, for features from `first` on. */
+template <bool GATED> struct single_rows {
+    int32_t first, n;
+
+    __device__ __forceinline__ single_rows(const struct single_params &p)
+    {
+        const int64_t n_out = p.n_out, block = blockIdx.x;
+        first = (int32_t)(n_out * block / gridDim.x);
+        const int32_t features = (int32_t)(n_out * (block + 1) / gridDim.x) - first;
+        n = GATED ? 2 * features : features;
+    }
+    __device__ __forceinline__ int64_t of_weight(const struct single_params &p, int32_t row) const
+    {
+        return GATED ? (int64_t)(row & 1) * p.n_out + first + (row >> 1) : first + row;
+    }
+};
+
 /* A warp's next stage to load. */
-template <typename T> struct single_ring {
+template <typename T, bool GATED> struct single_ring {
+    const struct single_rows<GATED> &rows;
     T *ring;
-    int32_t feature, end, at, slot;
+    int32_t row, at, slot;
 
     __device__ __forceinline__ void next(const struct single_params &p)
     {
-        if (feature < end) {
+        if (row < rows.n) {
             const int32_t mine = (threadIdx.x & 31) * RUN;
-            const T *from = (const T *)p.w + (int64_t)feature * p.n_in;
+            const T *from = (const T *)p.w + rows.of_weight(p, row) * p.n_in;
 #pragma unroll
             for (int i = 0; i < STEPS; i++) {
                 const int32_t e = at + i * STEP + mine;
@@ -52,7 +77,7 @@ template <typename T> struct single_ring {
             at += STAGE;
             if (at >= p.n_in) {
                 at = 0;
-                feature += WARPS;
+                row += WARPS;
             }
             slot = slot + 1 == p.n_stages ? 0 : slot + 1;
         }
@@ -146,17 +171,27 @@ template <typename T> struct single_norm {
     }
 };
 
-template <typename T, typename Y, bool NORM>
+/* Of each feature, its gate and its factor, both rounded as if stored. */
+template <typename T>
+__device__ __forceinline__ void store_gated(T *y, const float (&both)[MOST_GATED], int32_t n)
+{
+    __syncthreads();
+    const int32_t i = (int32_t)threadIdx.x;
+    if (2 * i < n) {
+        y[i] = from_float<T>(silu_gated(both[2 * i], both[2 * i + 1]));
+    }
+}
+
+template <typename T, typename Y, bool NORM, bool GATED>
 __global__ void __launch_bounds__(THREADS, 2)
     gemm_single_kernel(struct single_params p, struct input_norm norm)
 {
     extern __shared__ __align__(16) char memory[];
+    __shared__ float both[GATED ? MOST_GATED : 1];
     const int32_t warp = (int32_t)threadIdx.x >> 5, mine = (threadIdx.x & 31) * RUN;
-    const int32_t block = (int32_t)blockIdx.x, blocks = (int32_t)gridDim.x;
-    const int32_t end = (int32_t)((int64_t)p.n_out * (block + 1) / blocks);
-    const int32_t first = (int32_t)((int64_t)p.n_out * block / blocks) + warp;
+    const struct single_rows<GATED> rows(p);
     T *x = (T *)memory, *ring = x + p.n_in + warp * p.n_stages * p.stage;
-    struct single_ring<T> load = {ring, first, end, 0, 0};
+    struct single_ring<T, GATED> load = {rows, ring, warp, 0, 0};
 #pragma unroll 1
     for (int i = 0; i < STAGES; i++) {
         load.next(p);
@@ -181,7 +216,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     __syncthreads();
     int32_t slot = 0;
 #pragma unroll 1
-    for (int32_t f = first; f < end; f += WARPS) {
+    for (int32_t r = warp; r < rows.n; r += WARPS) {
         float sum[2] = {0.0f, 0.0f};
 #pragma unroll 1
         for (int32_t at = mine; at < p.n_in + mine; at += STAGE) {
@@ -192,9 +227,14 @@ __global__ void __launch_bounds__(THREADS, 2)
             slot = slot + 1 == p.n_stages ? 0 : slot + 1;
         }
         const float all = warp_sum(sum[0] + sum[1]);
-        if (mine == 0) {
-            ((Y *)p.y)[f] = from_float<Y>(all);
+        if (GATED && mine == 0) {
+            both[r] = to_float(from_float<T>(all));
+        } else if (mine == 0) {
+            ((Y *)p.y)[rows.first + r] = from_float<Y>(all);
         }
+    }
+    if constexpr (GATED) {
+        store_gated((T *)p.y + rows.first, both, rows.n);
     }
     if (NORM) {
         normed_x.store_sum();
@@ -203,39 +243,63 @@ __global__ void __launch_bounds__(THREADS, 2)
 
 /* ---- host ------------------------------------------------------------------------------------ */
 
+/* How the product is divided: n_out elements of y among the blocks, and the stages of W that the
+ * busiest warp multiplies. */
+struct single_plan {
+    int32_t n_out, blocks, stages;
+};
+
+static single_plan plan_of(const struct gemm_args *a, int32_t n_sms)
+{
+    const int32_t n_out = a->gated ? a->n_out / 2 : a->n_out;
+    const int32_t blocks = std::min(n_out, n_sms);
+    const int32_t rows = (n_out + blocks - 1) / blocks * (a->gated ? 2 : 1); // of W, at most
+    return {n_out, blocks, (rows + WARPS - 1) / WARPS * ((a->n_in + STAGE - 1) / STAGE)};
+}
+
+/* Shorter rows of W leave lanes idle; with more features small.cu is as fast. A gated product is
+ * faster only if the rings hold all of its weights and it saves the norm's launch. */
+static bool has_good_size(const struct gemm_args *a, int32_t n_sms)
+{
+    if (a->n_in < LEAST_IN || a->n_in > MOST_IN || a->n_in % RUN != 0) {
+        return false;
+    }
+    if (a->gated) {
+        return a->norm && a->n_out % 2 == 0 && a->y_dtype == a->x_dtype &&
+               plan_of(a, n_sms).stages <= STAGES;
+    }
+    return a->n_out <= MOST_EACH * n_sms;
+}
+
 extern "C" bool gemm_single_takes(const struct gemm_args *a, int32_t sm, int32_t n_sms)
 {
     const bool is_16 = (a->w_dtype == DT_BF16 || a->w_dtype == DT_F16) &&
                        (a->y_dtype == a->x_dtype || a->y_dtype == DT_F32);
-    // Shorter rows of W leave lanes idle; with more features small.cu is as fast.
-    const bool is_few = a->n_in >= LEAST_IN && a->n_out <= MOST_EACH * n_sms;
-    return sm == 90 && a->weight && a->n_rows == 1 && a->n_batch <= 1 && is_16 && is_few &&
-           !a->gated && a->x_dtype == a->w_dtype && a->n_in % RUN == 0 && a->n_in <= MOST_IN &&
-           !a->accumulate && !a->bias && a->w_stride == 0 && a->n_parts <= 1 &&
+    return sm == 90 && a->weight && a->n_rows == 1 && a->n_batch <= 1 && is_16 &&
+           has_good_size(a, n_sms) && a->x_dtype == a->w_dtype && !a->accumulate && !a->bias &&
+           a->w_stride == 0 && a->n_parts <= 1 &&
            ((uintptr_t)a->x | (uintptr_t)a->weight) % 16 == 0 &&
            (!a->norm || (a->n_in <= THREADS * RUN && (uintptr_t)a->norm->delta % 16 == 0));
 }
 
-template <typename T, typename Y, bool NORM>
+template <typename T, typename Y, bool NORM, bool GATED>
 static cudaError_t launch_single(cudaStream_t stream, const struct gemm_args *a, int32_t n_sms)
 {
-    const int32_t blocks = a->n_out < n_sms ? a->n_out : n_sms;
-    const int32_t features = ((a->n_out + blocks - 1) / blocks + WARPS - 1) / WARPS;
-    const int32_t stages = features * ((a->n_in + STAGE - 1) / STAGE);
+    const single_plan plan = plan_of(a, n_sms);
     const int32_t row = (a->n_in + STEP - 1) / STEP * STEP;
     const struct single_params p = {a->x,
                                     a->weight,
                                     a->y,
-                                    a->n_out,
+                                    plan.n_out,
                                     a->n_in,
-                                    stages < STAGES ? stages : (int32_t)STAGES,
-                                    row < STAGE ? row : (int32_t)STAGE};
+                                    std::min(plan.stages, (int32_t)STAGES),
+                                    std::min(row, (int32_t)STAGE)};
     const int32_t needed = (a->n_in + WARPS * p.n_stages * p.stage) * (int32_t)sizeof(T);
     // Without the norm's own launch there is less time to fill the rings. So blocks whose rings
     // hold all of their weights may start beside those of the preceding product.
-    const bool is_beside = NORM && stages <= STAGES;
+    const bool is_beside = NORM && plan.stages <= STAGES;
     const int32_t bytes = needed > LEAST_BYTES || is_beside ? needed : (int32_t)LEAST_BYTES;
-    const auto kernel = gemm_single_kernel<T, Y, NORM>;
+    const auto kernel = gemm_single_kernel<T, Y, NORM, GATED>;
     cudaError_t e = // set at every launch, because each rank has its own device
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     if (e == cudaSuccess) {
@@ -243,20 +307,24 @@ static cudaError_t launch_single(cudaStream_t stream, const struct gemm_args *a,
                                  cudaSharedmemCarveoutMaxShared);
     }
     return e != cudaSuccess ? e
-                            : launch(kernel, dim3((unsigned)blocks), dim3(THREADS), (size_t)bytes,
-                                     stream, p, NORM ? *a->norm : input_norm{});
+                            : launch(kernel, dim3((unsigned)plan.blocks), dim3(THREADS),
+                                     (size_t)bytes, stream, p, NORM ? *a->norm : input_norm{});
 }
 
 template <typename T, typename Y>
 static cudaError_t single(cudaStream_t stream, const struct gemm_args *a, int32_t n_sms)
 {
-    return a->norm ? launch_single<T, Y, true>(stream, a, n_sms)
-                   : launch_single<T, Y, false>(stream, a, n_sms);
+    return a->norm ? launch_single<T, Y, true, false>(stream, a, n_sms)
+                   : launch_single<T, Y, false, false>(stream, a, n_sms);
 }
 
 extern "C" cudaError_t gemm_single(cudaStream_t stream, const struct gemm_args *a, int32_t n_sms)
 {
     const bool bf16 = a->w_dtype == DT_BF16;
+    if (a->gated) {
+        return bf16 ? launch_single<bf16_t, bf16_t, true, true>(stream, a, n_sms)
+                    : launch_single<f16_t, f16_t, true, true>(stream, a, n_sms);
+    }
     if (a->y_dtype == DT_F32) {
         return bf16 ? single<bf16_t, float>(stream, a, n_sms)
                     : single<f16_t, float>(stream, a, n_sms);

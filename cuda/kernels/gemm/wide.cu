@@ -405,11 +405,11 @@ static cudaError_t by_band(cudaStream_t stream, const struct gemm_args *a,
     if (!many && band == OTHER) {
         return launch_wide<T, Y, OTHER, 1, GATED>(stream, a, p, n_sms);
     }
-    if constexpr (!GATED && sizeof(Y) < sizeof(float)) {
+    if constexpr (sizeof(Y) < sizeof(float)) {
         switch (many ? 0 : band) {
-        case 96: return launch_wide<T, Y, 96, 1, false>(stream, a, p, n_sms);
-        case 64: return launch_wide<T, Y, 64, 1, false>(stream, a, p, n_sms);
-        case 48: return launch_wide<T, Y, 48, 1, false>(stream, a, p, n_sms);
+        case 96: return launch_wide<T, Y, 96, 1, GATED>(stream, a, p, n_sms);
+        case 64: return launch_wide<T, Y, 64, 1, GATED>(stream, a, p, n_sms);
+        case 48: return launch_wide<T, Y, 48, 1, GATED>(stream, a, p, n_sms);
         default: break;
         }
     }
@@ -442,9 +442,6 @@ static int32_t list_bands(const struct gemm_args *a, bool cut, int32_t (&bands)[
     bands[2] = 96;
     bands[3] = 64;
     bands[4] = 48;
-    if (a->gated) {
-        return 2;
-    }
     return y_bytes == sizeof(float) ? 4 : 5;
 }
 
@@ -485,8 +482,12 @@ extern "C" bool gemm_wide_takes(const struct gemm_args *a, int32_t sm, int32_t n
         }
     }
     /* If no plan keeps the multiprocessors busy, cuBLASLt with its finer tiles is faster, although
-     * it fetches no weights before the preceding kernel has ended. */
-    return a->gated ? 2 * best < 3 * weight : best < 2 * weight;
+     * it fetches no weights before the preceding kernel has ended, which costs more if there are
+     * few rows. */
+    if (a->gated) {
+        return 2 * best < 3 * weight;
+    }
+    return best < (a->n_rows <= 64 ? 3 : 2) * weight;
 }
 
 extern "C" struct wide_plan gemm_wide_plan(const struct gemm_args *a, int32_t n_sms,
