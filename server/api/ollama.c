@@ -10,7 +10,6 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 static bool refuse(const struct api *a, struct http_request *req)
 {
@@ -19,17 +18,6 @@ static bool refuse(const struct api *a, struct http_request *req)
     }
     reply_errorf(req, 503, "model_loading", NULL, "The model is still loading.");
     return true;
-}
-
-/* Writes a time as RFC 3339, as Go prints it. */
-static void put_time(struct buf *b, int64_t seconds)
-{
-    char text[32];
-    time_t at = (time_t)seconds;
-    struct tm parts;
-    gmtime_r(&at, &parts);
-    strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts);
-    buf_printf(b, "\"%s\"", text);
 }
 
 static void put_text(struct buf *b, const char *text)
@@ -77,7 +65,7 @@ static void put_model(struct buf *b, const struct api *a, const char *name, cons
     } else {
         buf_puts(b, ",\"modified_at\":");
     }
-    put_time(b, a->calls.model.created + (running ? 100LL * 365 * 86400 : 0));
+    put_rfc3339(b, a->calls.model.created + (running ? 100LL * 365 * 86400 : 0));
     buf_printf(b, ",\"size\":%zu,\"digest\":\"%s\",\"details\":", i->weight_bytes, sum);
     put_details(b, i, parent);
     if (running) {
@@ -168,7 +156,7 @@ static void put_shown(struct buf *b, const struct api *a)
     buf_printf(b, ",\"%s.vocab_size\":%d},\"capabilities\":", i->model_type, i->vocab);
     put_capabilities(b, m);
     buf_puts(b, ",\"modified_at\":");
-    put_time(b, m->created);
+    put_rfc3339(b, m->created);
     buf_putc(b, '}');
 }
 

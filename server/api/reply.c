@@ -8,6 +8,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 enum { MAX_ERROR_BYTES = 64 << 10 };
 
@@ -130,6 +131,16 @@ void reply_errorf(struct http_request *req, int status, const char *code, const 
 void reply_json(struct http_request *req, int status, struct buf *body)
 {
     http_reply_buf(req, status, "application/json", body);
+}
+
+void put_rfc3339(struct buf *b, int64_t seconds)
+{
+    char text[32];
+    time_t at = (time_t)seconds;
+    struct tm parts;
+    gmtime_r(&at, &parts);
+    strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts);
+    buf_printf(b, "\"%s\"", text);
 }
 
 void reply_text(struct http_request *req, int status, const char *json_text)

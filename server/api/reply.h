@@ -35,6 +35,9 @@ void reply_errorf(struct http_request *req, int status, const char *code, const 
 void reply_json(struct http_request *req, int status, struct buf *body);
 void reply_text(struct http_request *req, int status, const char *json_text);
 
+/* A time as a JSON string, in RFC 3339's form. */
+void put_rfc3339(struct buf *b, int64_t seconds);
+
 /* "data: " + json + "\n\n". The text must be a single line. */
 void reply_event(struct http_request *req, const char *json, size_t n_bytes);
 /* json + "\n" */

@@ -341,6 +341,14 @@ def anthropic_count(url):
     assert anthropic_client(url).messages.count_tokens(model="demo", messages=[{"role": "user", "content": SUM}]).input_tokens > 5
 
 
+@scenario("anthropic")
+def anthropic_models(url):
+    c = anthropic_client(url)
+    listed = list(c.models.list(limit=1))
+    assert listed[0].id == "demo" and listed[0].display_name == "demo" and listed[0].created_at.year > 2000
+    assert c.models.retrieve("demo").type == "model"
+
+
 # ---- ollama ----
 
 def ollama_client(url):

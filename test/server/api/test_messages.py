@@ -485,3 +485,20 @@ def test_every_field_has_its_type(demo):
         for _, e in events(demo.post("/v1/messages", {**body, "stream": True})):
             if e["type"] != "ping":
                 TypeAdapter(RawMessageStreamEvent).validate_python(e, strict=True)
+
+
+def test_models_are_listed_in_pages():
+    """All models in order, forwards and backwards; without the header the form is OpenAI's."""
+    as_anthropic = {"anthropic-version": "2023-06-01"}
+    with Server(served_model_name="a,b,c") as s:
+        page = lambda query: s.get("/v1/models" + query, headers=as_anthropic).json()
+        ids = lambda query: ([m["id"] for m in page(query)["data"]], page(query)["has_more"])
+        assert ids("") == (["a", "b", "c"], False) and ids("?limit=2") == (["a", "b"], True)
+        assert ids("?limit=2&after_id=b") == (["c"], False) and ids("?limit=1&before_id=c") == (["b"], True)
+        assert ids("?after_id=c") == ([], False) and page("?after_id=c")["first_id"] is None
+        assert (page("?limit=2")["first_id"], page("?limit=2")["last_id"]) == ("a", "b")
+        one = s.get("/v1/models/b", headers=as_anthropic).json()
+        assert one["type"] == "model" and one["display_name"] == "b" and one["created_at"].endswith("Z")
+        for query in ("?limit=0", "?limit=x", "?after_id=none", "?after_id=a&before_id=b"):
+            assert s.get("/v1/models" + query, headers=as_anthropic).status == 400
+        assert s.get("/v1/models").json()["object"] == "list"
