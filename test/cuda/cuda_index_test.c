@@ -315,6 +315,8 @@ TEST(published_shapes_agree)
     static const struct seq_spec chunk[] = {{4000, 100, false}}, one[] = {{2900, 1, false}},
                                  several[] = {{2900, 20, false}};
     static const struct seq_spec rows[] = {{700, 3, false}, {0, 40, false}, {255, 30, true}};
+    static const struct seq_spec more[] = {{700, 103, false}, {0, 300, false}, {255, 30, true}};
+    static const struct index_shape some_heads = {40, 512, 64, 32, 128, 32, true, 200, 16};
     const struct index_case cases[] = {
         {DT_BF16, false, false, &deepseek, plain_numbers, few, COUNT(few), 3, 0},
         {DT_BF16, true, true, &deepseek, plain_numbers, few, COUNT(few), 4, 0},
@@ -324,6 +326,9 @@ TEST(published_shapes_agree)
         {DT_BF16, true, false, &deepseek_whole, plain_numbers, several, COUNT(several), 19, 0},
         {DT_BF16, false, false, &wide_group, plain_numbers, rows, COUNT(rows), 9, 0},
         {DT_BF16, true, false, &wide_group, stored_codes[1], rows, COUNT(rows), 9, 0},
+        {DT_BF16, false, false, &wide_group, plain_numbers, more, COUNT(more), 31, 0},
+        {DT_F16, false, false, &some_heads, plain_numbers, more, COUNT(more), 29, 0},
+        {DT_BF16, false, false, &deepseek_whole, plain_numbers, chunk, COUNT(chunk), 37, 0},
         {DT_F32, false, false, &glm, plain_numbers, one, COUNT(one), 1, 0},
     };
     for (int32_t i = 0; i < COUNT(cases); i++) {

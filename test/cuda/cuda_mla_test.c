@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-/* MLA of decoding rows as one op, from the products before it to the heads' outputs, compared with
- * separate ops of the scalar backend. Later steps read the keys that earlier ones have stored. */
+/* MLA as one op, from the products before it to the heads' outputs, compared with separate ops of
+ * the scalar backend: of decoding rows, where later steps read the keys that earlier ones have
+ * stored, and of prompts, decoding rows and trees in one pass. */
 #include "engine/device/ops_default.h"
 #include "test/cuda/cuda_pass.h"
 
 #define COUNT(a) (int32_t)(sizeof(a) / sizeof((a)[0]))
 
-enum { ROPE = 64, MOST_SEQS = 4 };
+enum { ROPE = 64, MOST_SEQS = 8 };
 
 struct mla_shape {
     int32_t heads, lora, nope, v_dim, block_tokens;
@@ -93,7 +94,7 @@ static void store_keys(struct mla_bed *t, struct test_pass *pass)
     }
 }
 
-static void decode_rows(struct mla_bed *t, struct test_pass *pass, const char *what)
+static void compute_rows(struct mla_bed *t, struct test_pass *pass, const char *what)
 {
     struct pair *p = &t->p;
     const struct mla_shape *s = &t->s;
@@ -134,8 +135,9 @@ static void decode_rows(struct mla_bed *t, struct test_pass *pass, const char *w
     check_tensor(p, what, &out, out_width, 2.0 * pair_tolerance(p));
 }
 
+/* n_steps above 1: of decoding rows. */
 static void mla_steps(enum dtype dtype, bool deterministic, const struct mla_shape *s,
-                      const struct seq_spec *given, int32_t n_seqs)
+                      const struct seq_spec *given, int32_t n_seqs, int32_t n_steps)
 {
     struct seq_spec specs[MOST_SEQS];
     static struct test_pass pass;
@@ -152,14 +154,15 @@ static void mla_steps(enum dtype dtype, bool deterministic, const struct mla_sha
         pass_end(p);
     }
     step_end(p, NULL);
-    for (int32_t step = 0; step < 3; step++) {
+    for (int32_t step = 0; step < n_steps; step++) {
         char what[160];
-        snprintf(what, sizeof what, "mla: dtype %d heads %d of %d + %d to %d, %d rows, step %d",
-                 dtype, s->heads, s->lora, s->nope, s->v_dim, n_seqs, step);
+        snprintf(what, sizeof what,
+                 "mla: dtype %d heads %d of %d + %d to %d, %d sequences, step %d", dtype, s->heads,
+                 s->lora, s->nope, s->v_dim, n_seqs, step);
         step_begin(p);
         pass_of(&pass, specs, n_seqs, false, 50 + (uint64_t)step);
         pass_begin(p, &pass);
-        decode_rows(&t, &pass, what);
+        compute_rows(&t, &pass, what);
         pass_end(p);
         step_end(p, NULL);
         for (int32_t i = 0; i < n_seqs; i++) {
@@ -184,17 +187,40 @@ TEST(mla_of_decoding_rows_agrees)
     NEED_GPU();
     for (int32_t d = 0; d < COUNT(pair_dtypes); d++) {
         for (int32_t i = 0; i < COUNT(shapes); i++) {
-            mla_steps(pair_dtypes[d], false, &shapes[i], one, COUNT(one));
-            mla_steps(pair_dtypes[d], false, &shapes[i], first, COUNT(first));
-            mla_steps(pair_dtypes[d], false, &shapes[i], several, COUNT(several));
+            mla_steps(pair_dtypes[d], false, &shapes[i], one, COUNT(one), 3);
+            mla_steps(pair_dtypes[d], false, &shapes[i], first, COUNT(first), 3);
+            mla_steps(pair_dtypes[d], false, &shapes[i], several, COUNT(several), 3);
         }
+    }
+}
+
+/* Tiles of packed rows that end within a row's heads, within a sequence and beyond the last row;
+ * keys that only some rows of a tile see. */
+TEST(mla_of_any_rows_agrees)
+{
+    NEED_GPU();
+    static const struct mla_shape any[] = {
+        {20, 512, 64, 32, 64, true, true, 0.0f, 0},
+        {128, 512, 32, 16, 16, true, false, 0.0f, 0},
+        {5, 512, 96, 128, 32, false, false, 0.0f, 8},
+    };
+    static const struct seq_spec mixed[] = {{0, 40, false}, {100, 1, false}, {77, 16, false},
+                                            {33, 20, true}, {300, 1, false}, {63, 65, false},
+                                            {411, 3, true}, {0, 1, false}},
+                                 prompt[] = {{130, 200, false}}, whole[] = {{0, 256, false}};
+    for (int32_t d = 0; d < COUNT(pair_dtypes); d++) {
+        for (int32_t i = 0; i < COUNT(any); i++) {
+            mla_steps(pair_dtypes[d], false, &any[i], mixed, COUNT(mixed), 1);
+            mla_steps(pair_dtypes[d], i == 0, &any[i], prompt, COUNT(prompt), 1);
+        }
+        mla_steps(pair_dtypes[d], false, &any[0], whole, COUNT(whole), 1);
     }
 }
 
 TEST(deterministic_mla_agrees)
 {
     NEED_GPU();
-    mla_steps(DT_BF16, true, &shapes[0], several, COUNT(several));
+    mla_steps(DT_BF16, true, &shapes[0], several, COUNT(several), 3);
 }
 
 int main(int argc, char **argv)

@@ -153,6 +153,10 @@ static cudaError_t launch_expanded(cudaStream_t stream, const struct attention_l
 
 extern "C" cudaError_t attention_launch(cudaStream_t stream, const struct attention_launch *a)
 {
+    if (attention_mla_picked_takes(a)) {
+        const struct attention_params p = params_of(a);
+        return attention_mla(stream, a, &p, a->limits->n_sms);
+    }
     if (a->picks) {
         return attention_picked(stream, a);
     }
@@ -172,8 +176,11 @@ extern "C" cudaError_t attention_launch(cudaStream_t stream, const struct attent
     }
     if (codes) {
         e = has_runs ? launch_expanded(stream, a, &p) : attention_codes(stream, a, &p, n_sms);
+    } else if (sm90) {
+        e = attention_sm90(stream, a, &p, n_sms);
     } else {
-        e = sm90 ? attention_sm90(stream, a, &p, n_sms) : attention_mma(stream, a, &p, n_sms);
+        e = attention_mla_takes(a) ? attention_mla(stream, a, &p, n_sms)
+                                   : attention_mma(stream, a, &p, n_sms);
     }
     const bool has_slots = a->n_rows <= ATTENTION_CAPTURED_ROWS || !a->has_no_slots;
     return e == cudaSuccess && has_slots ? launch_join(stream, a, p) : e;

@@ -264,6 +264,8 @@ cudaError_t attention_sm90(cudaStream_t stream, const struct attention_launch *a
                            const struct attention_params *p, int n_sms);
 cudaError_t attention_mma(cudaStream_t stream, const struct attention_launch *a,
                           const struct attention_params *p, int n_sms);
+cudaError_t attention_mla(cudaStream_t stream, const struct attention_launch *a,
+                          const struct attention_params *p, int n_sms);
 cudaError_t attention_codes(cudaStream_t stream, const struct attention_launch *a,
                             const struct attention_params *p, int n_sms);
 struct kv_view attention_expanded(const struct kv_view *kv, void *memory, int32_t n_pages);
@@ -274,5 +276,7 @@ cudaError_t attention_picked(cudaStream_t stream, const struct attention_launch 
 bool attention_codes_takes(const struct attention_launch *a);
 bool attention_sm90_takes(const struct attention_launch *a);
 bool attention_mma_takes(const struct attention_launch *a);
+bool attention_mla_takes(const struct attention_launch *a);
+bool attention_mla_picked_takes(const struct attention_launch *a);
 
 #endif
