@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Rows of the embedding table, which may be packed for use as the output head. */
+/* Rows of the embedding table, which may be packed for use as the output head, and of the table of
+ * positions. */
 #include "cpu/cpu_internal.h"
 
 struct embed_job {
@@ -13,7 +14,6 @@ static void embed_item(void *arg, int32_t row, int32_t thread)
     const struct embed_args *a = job->a;
     float *x = tensor_row(&a->x, row);
     int32_t token = job->cpu->row_tokens[row];
-    (void)thread;
     /* A row past the end of a sequence may read a token that was never drawn. Its result is
      * discarded. */
     if (token < 0 || token >= a->table->n_out) {
@@ -22,6 +22,13 @@ static void embed_item(void *arg, int32_t row, int32_t thread)
     cpu_weight_row(job->cpu, a->table, token, x);
     if (a->scale != 1.0f) {
         job->cpu->kernels->scale(x, a->scale, a->table->n_in);
+    }
+    if (a->positions) {
+        const int64_t at = (int64_t)a->first_position + job->cpu->pass->rows[row].pos;
+        float *of_position = (float *)job->cpu->scratch[thread].p; // large enough: see pack
+        ASSERT(at >= 0 && at < a->positions->n_out && a->positions->n_in == a->table->n_in);
+        cpu_weight_row(job->cpu, a->positions, at, of_position);
+        job->cpu->kernels->add_scaled(x, of_position, 1.0f, a->table->n_in);
     }
 }
 

@@ -9,12 +9,17 @@ static enum status cuda_op_embed(struct backend *base, const struct embed_args *
 {
     struct cuda_backend *be = cuda_backend_of(base);
     TRY(be->device.lost);
-    const struct weight *w = a->table;
+    const struct weight *w = a->table, *p = a->positions;
     if (!be->passes.pass || !w || a->n_rows > be->passes.view.n_rows ||
-        !fits(a->x, (int32_t)w->n_in)) {
+        !fits(a->x, (int32_t)w->n_in) || (p && (p->n_in != w->n_in || p->dtype != w->dtype))) {
         return ERR_INVALID;
     }
-    CUDA_TRY(&be->device, k_embed(be->device.stream, a, w->data, w->dtype, w->n_out,
+    const struct lookup_view table = {.data = w->data, .n_rows = w->n_out};
+    struct lookup_view positions = {.data = NULL};
+    if (p) {
+        positions = (struct lookup_view){p->data, p->n_out, a->first_position};
+    }
+    CUDA_TRY(&be->device, k_embed(be->device.stream, a, &table, &positions, w->dtype,
                                   (int32_t)w->n_in, &be->passes.view));
     return OK;
 }

@@ -21,7 +21,7 @@ static enum status issue_norm(struct bench *b, const struct line *l, int32_t i)
 static enum status issue_embed(struct bench *b, const struct line *l, int32_t i)
 {
     (void)i;
-    const struct embed_args a = {b->w_embed, b->x, l->n_rows, 1.0f};
+    const struct embed_args a = {b->w_embed, b->x, l->n_rows, .scale = 1.0f};
     return b->ops->embed(b->be, &a);
 }
 

@@ -406,7 +406,7 @@ enum status bench_forward(struct bench *b)
 {
     int32_t n = b->pass.n_rows;
     struct tensor none = {{NULL}, DT_F32, 0}, x = b->x, attn = b->attn;
-    struct embed_args embed = {b->embed, b->x, n, 1.0f};
+    struct embed_args embed = {b->embed, b->x, n, .scale = 1.0f};
     b->lap = 0;
     b->lap_start = b->laps ? clock_now_ns() : 0;
     OP(b->ops->embed(b->be, &embed));

@@ -6,32 +6,42 @@
 #include "cuda/kernels/device/types.cuh"
 #include "cuda/kernels/kernels.h"
 
-/* One block per row. Ids out of range read row 0 instead of memory outside the table. */
+/* The table's row; row 0 instead of memory outside the table. */
+template <typename W>
+__device__ static const W *row_of(const struct lookup_view &t, int64_t row, int32_t hidden)
+{
+    return (const W *)t.data + (row < 0 || row >= t.n_rows ? 0 : row) * hidden;
+}
+
+/* One block per row. */
 template <typename W, typename T>
-__global__ void embed_kernel(const W *table, T *x, int32_t stride, int32_t hidden, float scale,
-                             int64_t n_vocab, const int32_t *tokens)
+__global__ void embed_kernel(const struct lookup_view table, const struct lookup_view positions,
+                             T *x, int32_t stride, int32_t hidden, float scale,
+                             const int32_t *tokens, const struct pass_row *rows)
 {
     pdl_wait();
     pdl_trigger();
-    int64_t token = tokens[blockIdx.x];
-    token = token < 0 || token >= n_vocab ? 0 : token;
-    const W *from = table + token * hidden;
+    const W *from = row_of<W>(table, tokens[blockIdx.x], hidden), *at = NULL;
+    if (positions.data) {
+        at = row_of<W>(positions, (int64_t)positions.first + rows[blockIdx.x].pos, hidden);
+    }
     T *to = x + (int64_t)blockIdx.x * stride;
     for (int i = threadIdx.x; i < hidden; i += blockDim.x) {
-        to[i] = from_float<T>(to_float(from[i]) * scale);
+        const float sum = to_float(from[i]) * scale + (at ? to_float(at[i]) : 0.0f);
+        to[i] = from_float<T>(sum);
     }
 }
 
-extern "C" cudaError_t k_embed(cudaStream_t stream, const struct embed_args *a, const void *table,
-                               enum dtype dtype, int64_t n_vocab, int32_t hidden,
-                               const struct pass_view *pass)
+extern "C" cudaError_t k_embed(cudaStream_t stream, const struct embed_args *a,
+                               const struct lookup_view *table, const struct lookup_view *positions,
+                               enum dtype dtype, int32_t hidden, const struct pass_view *pass)
 {
     const dim3 grid(a->n_rows), block(hidden >= 1024 ? 512 : 128);
     BY_DTYPE(dtype, W,
              BY_DTYPE(a->x.dtype, T,
-                      return launch(embed_kernel<W, T>, grid, block, 0, stream, (const W *)table,
-                                    (T *)a->x.mem.p, a->x.stride, hidden, a->scale, n_vocab,
-                                    pass->tokens)));
+                      return launch(embed_kernel<W, T>, grid, block, 0, stream, *table, *positions,
+                                    (T *)a->x.mem.p, a->x.stride, hidden, a->scale, pass->tokens,
+                                    pass->rows)));
     return cudaErrorInvalidValue;
 }
 

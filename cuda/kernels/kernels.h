@@ -44,9 +44,14 @@ cudaError_t k_poison_blocks(cudaStream_t stream, const struct kv_region *regions
                             const int32_t *blocks, int32_t n);
 
 /* ---- embed.cu, norm.cu, rope.cu, elementwise.cu */
-cudaError_t k_embed(cudaStream_t stream, const struct embed_args *a, const void *table,
-                    enum dtype dtype, int64_t n_vocab, int32_t hidden,
-                    const struct pass_view *pass);
+struct lookup_view {
+    const void *data; // [n_rows, hidden]; NULL: none
+    int64_t n_rows;
+    int32_t first; // added to each index
+};
+cudaError_t k_embed(cudaStream_t stream, const struct embed_args *a,
+                    const struct lookup_view *table, const struct lookup_view *positions,
+                    enum dtype dtype, int32_t hidden, const struct pass_view *pass);
 /* sums: partial sums of delta, read instead of its memory; NULL: none. codes: written instead of
  * `out`; NULL: none. */
 bool k_norm_takes_sums(const struct norm_args *a);

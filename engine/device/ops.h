@@ -43,13 +43,15 @@ struct key_picks {
 
 /* ---- the ops' args */
 
-/* x[row] = table[token(row)] * scale, multiplied in fp32. The caller has rounded scale to the
- * model's dtype if the family requires that. */
+/* x[row] = table[token(row)] * scale + positions[first_position + pos(row)], computed in fp32. The
+ * caller has rounded scale to the model's dtype if the family requires that. */
 struct embed_args {
     const struct weight *table;
     struct tensor x; // [n_rows, hidden], residual dtype
     int32_t n_rows;
     float scale;
+    const struct weight *positions; // EMBED, a row per position, of the table's dtype; NULL: none
+    int32_t first_position;         // the row of position 0
 };
 
 enum norm_kind { NORM_RMS, NORM_LAYER };

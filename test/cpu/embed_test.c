@@ -29,7 +29,7 @@ OP_TEST(embed_gather_gate_logits_and_pool)
     rig.in_step = true;
     CHECK_EQ(rig.ops->lane_tokens(rig.be, 2, 0, ROWS, history), OK);
     op_begin(&rig, p);
-    CHECK_EQ(rig.ops->embed(rig.be, &(struct embed_args){embed, x, ROWS, 1.5f}), OK);
+    CHECK_EQ(rig.ops->embed(rig.be, &(struct embed_args){embed, x, ROWS, .scale = 1.5f}), OK);
     CHECK_EQ(rig.ops->gather(rig.be, &(struct gather_args){x, out, 2, WIDTH}), OK);
     CHECK_EQ(rig.ops->pool(rig.be, &(struct pool_args){out, 2, WIDTH}), OK);
     CHECK_EQ(rig.ops->row_gate(rig.be, &(struct row_gate_args){x, out, op_vector(&rig, gate, WIDTH),
@@ -66,6 +66,47 @@ OP_TEST(embed_gather_gate_logits_and_pool)
     free(gated);
     free(table);
     free(gate);
+    free(p);
+    op_close(&rig);
+}
+
+/* Learned positions are added to the scaled embeddings: those of sequences that begin anywhere. */
+OP_TEST(embed_adds_positions)
+{
+    enum { VOCAB = 40, WIDTH = 36, POSITIONS = 23, FIRST = 2, ROWS = 7, PAST = 14 };
+    struct backend_limits limits = op_limits();
+    limits.hidden = WIDTH;
+    struct op_rig rig = op_open(backend, DT_BF16, &limits);
+    float *table = op_random((size_t)VOCAB * WIDTH, 1.0f);
+    float *positions = op_random((size_t)POSITIONS * WIDTH, 1.0f);
+    const struct embed_args a = {
+        .table = op_weight(&rig, WEIGHT_EMBED, DT_BF16, table, 1, VOCAB, WIDTH, NULL, 1),
+        .x = op_tensor(&rig, NULL, ROWS, WIDTH, WIDTH + 3),
+        .n_rows = ROWS,
+        .scale = 0.5f,
+        .positions =
+            op_weight(&rig, WEIGHT_EMBED, DT_BF16, positions, 1, POSITIONS, WIDTH, NULL, 1),
+        .first_position = FIRST};
+    struct op_pass *p = xcalloc(1, sizeof *p);
+    op_add_seq(p, 0, 0, 2);
+    op_add_seq(p, 1, PAST + 2, ROWS - 2); // its last row has the last position
+    for (int32_t i = 0; i < ROWS; i++) {
+        p->rows[i].token = (11 * i + 5) % VOCAB;
+    }
+    op_begin(&rig, p);
+    CHECK_EQ(rig.ops->embed(rig.be, &a), OK);
+    op_end(&rig);
+    float *x = op_fetch(&rig, a.x, ROWS, WIDTH);
+    for (int32_t i = 0; i < ROWS * WIDTH; i++) {
+        const struct pass_row *row = &p->rows[i / WIDTH];
+        const int32_t at = (FIRST + row->pos) * WIDTH + i % WIDTH;
+        CHECK_NEAR(x[i],
+                   0.5 * (double)table[row->token * WIDTH + i % WIDTH] + (double)positions[at],
+                   1e-6);
+    }
+    free(x);
+    free(table);
+    free(positions);
     free(p);
     op_close(&rig);
 }

@@ -193,7 +193,7 @@ static void toy_pass(struct toy *m, int b, const struct pass *pass)
     CHECK_EQ(be->ops->pass_begin(be, pass, &shape), OK);
     if (shape.issue) {
         m->n_issued += b == GPU;
-        const struct embed_args e = {m->embed.w[b], m->x.t[b], shape.n_rows, 1.0f};
+        const struct embed_args e = {m->embed.w[b], m->x.t[b], shape.n_rows, .scale = 1.0f};
         CHECK_EQ(be->ops->embed(be, &e), OK);
         const struct gather_args g = {m->x.t[b], m->out.t[b], shape.n_out, m->p.limits.hidden};
         CHECK_EQ(be->ops->gather(be, &g), OK);
@@ -336,7 +336,7 @@ TEST(no_bucket_is_longer_than_the_limit)
         CHECK_EQ(be->ops->pass_begin(be, &t.pass, &shape), OK);
         CHECK_EQ(shape.n_rows, n <= 96 ? 96 : 100);
         if (shape.issue) {
-            const struct embed_args e = {embed.w[GPU], x.t[GPU], shape.n_rows, 1.0f};
+            const struct embed_args e = {embed.w[GPU], x.t[GPU], shape.n_rows, .scale = 1.0f};
             CHECK_EQ(be->ops->embed(be, &e), OK);
         }
         CHECK_EQ(be->ops->pass_end(be), OK);

@@ -288,6 +288,36 @@ TEST(embed_gather_and_pool_agree)
     }
 }
 
+/* Learned positions, of chains and of a tree, whose nodes' positions are not those of their slots.
+ */
+TEST(embed_with_positions_agrees)
+{
+    enum { POSITIONS = 90, FIRST = 2 };
+    NEED_GPU();
+    for (int32_t d = 0; d < COUNT(pair_dtypes); d++) {
+        struct pair p;
+        const struct backend_limits limits = pair_limits();
+        REQUIRE(pair_open(&p, pair_dtypes[d], false, &limits));
+        static struct test_pass t;
+        const struct seq_spec specs[] = {{0, 5, false}, {80, 3, false}, {31, 12, true}};
+        pass_of(&t, specs, 3, false, 9);
+        struct pair_weight w =
+            weight_make(&p, WEIGHT_EMBED, p.dtype, 1, limits.vocab, limits.hidden, false, 1.0f);
+        struct pair_weight positions =
+            weight_make(&p, WEIGHT_EMBED, p.dtype, 1, POSITIONS, limits.hidden, false, 1.0f);
+        const int32_t n_rows = t.pass.n_rows;
+        struct pair_tensor x = tensor_poisoned(&p, n_rows, limits.hidden + 4, p.dtype);
+        step_begin(&p);
+        pass_begin(&p, &t);
+        struct embed_args e = {.n_rows = n_rows, .scale = 1.5f, .first_position = FIRST};
+        BOTH(&p, embed, e, e.table = w.w[b]; e.x = x.t[b]; e.positions = positions.w[b]);
+        pass_end(&p);
+        step_end(&p, NULL);
+        check_tensor(&p, "embed", &x, limits.hidden, pair_tolerance(&p));
+        pair_close(&p);
+    }
+}
+
 /* States are stored in one pass and loaded in the next, for chains and for trees. */
 TEST(hidden_states_by_slot_agree)
 {
