@@ -29,6 +29,11 @@ static enum status read_config(struct engine *e, struct err *err)
     memcpy(info->eos, c->eos, sizeof info->eos);
     info->defaults = c->defaults;
     info->max_model_len = engine_option(e->options.max_model_len, c->max_pos);
+    if (c->n_positions > 0 && info->max_model_len > c->n_positions) {
+        return err_set(err, ERR_UNSUPPORTED,
+                       "max-model-len %d is more than the %d positions that this model has learned",
+                       info->max_model_len, c->n_positions);
+    }
     if (info->max_model_len > c->max_pos) {
         log_warn("max-model-len %d is more than the %d positions that this model was made for: "
                  "longer texts may turn into nonsense",

@@ -50,6 +50,53 @@ static int64_t input_width(const struct model_config *c)
     return c->head.kind == HEAD_NONE ? c->hidden : c->head.input_width;
 }
 
+/* Appends this rank's heads to the pieces: heads [first, first + n) of n_all, which the groups of a
+ * fused tensor share. In each group, which has `width` heads, they follow `at` others. */
+struct fused_heads {
+    int64_t n_all, first, n, at;
+};
+static int32_t add_fused(const struct fused_heads *h, int64_t n_groups, int64_t width, int64_t hd,
+                         const char *base, struct piece *list)
+{
+    const int64_t each = h->n_all / n_groups;
+    for (int64_t i = 0; i < h->n; i++) {
+        const int64_t group = (h->first + i) / each, within = (h->first + i) % each;
+        list[i] =
+            (struct piece){base, n_groups * width * hd, (group * width + h->at + within) * hd, hd};
+    }
+    return (int32_t)h->n;
+}
+
+/* The tensor has the heads in groups, so that each head is a piece. */
+static enum status load_grouped_qkv(struct loader *l, int32_t layer, struct layer_weights *w)
+{
+    const struct model_config *c = l->c;
+    const struct layer_config *lc = &c->layers[layer];
+    const struct layer_share s = model_layer_share(c, &l->m->shard, layer);
+    const int64_t groups = c->qkv_groups, q = lc->n_heads / groups, kv = lc->n_kv_heads / groups;
+    const int64_t hd = lc->head_dim, width = q + 2 * kv;
+    char base[NAME_BYTES];
+    part_layer_name(c->names->qkv, layer, base);
+    const struct fused_heads queries = {lc->n_heads, s.first_head, s.n_heads, 0};
+    const struct fused_heads keys = {lc->n_kv_heads, s.first_kv_head, s.n_kv_heads,
+                                     c->qkv_v_first ? q + kv : q};
+    const struct fused_heads values = {lc->n_kv_heads, s.first_kv_head, s.n_kv_heads,
+                                       c->qkv_v_first ? q : q + kv};
+    struct piece *list = xcalloc((size_t)(s.n_heads + 2 * s.n_kv_heads), sizeof *list);
+    struct stack st = {.list = list,
+                       .n_in = c->hidden,
+                       .n_cols = c->hidden,
+                       .bias = c->q_bias,
+                       .turned = c->turned,
+                       .adapts = true};
+    st.n += add_fused(&queries, groups, width, hd, base, list + st.n);
+    st.n += add_fused(&keys, groups, width, hd, base, list + st.n);
+    st.n += add_fused(&values, groups, width, hd, base, list + st.n);
+    const enum status status = part_linear(l, &st, l->options->dtype, &w->qkv);
+    free(list);
+    return status;
+}
+
 /* Queries, keys and values are stacked into one product, with this rank's heads of each. A file
  * stores them separately or fused. A layer that reads another layer's keys has only queries. Gates
  * with a tensor of their own follow the values. */
@@ -64,7 +111,15 @@ static enum status load_qkv(struct loader *l, int32_t layer, struct layer_weight
     int64_t kv_first = share.first_kv_head * hd, kv_n = share.n_kv_heads * hd;
     char q[NAME_BYTES], k[NAME_BYTES], v[NAME_BYTES], gate[NAME_BYTES];
     const int64_t n_in = input_width(c);
-    struct stack st = {.n = 3, .n_in = n_in, .n_cols = n_in, .bias = c->q_bias, .adapts = true};
+    struct stack st = {.n = 3,
+                       .n_in = n_in,
+                       .n_cols = n_in,
+                       .bias = c->q_bias,
+                       .turned = c->turned,
+                       .adapts = true};
+    if (c->qkv_groups > 1) {
+        return load_grouped_qkv(l, layer, w);
+    }
     if (names->qkv) {
         part_layer_name(names->qkv, layer, q);
         int64_t all = q_all + 2 * kv_all;
@@ -182,6 +237,7 @@ static enum status load_o(struct loader *l, int32_t layer, int64_t head_out,
                        .first_col = share.first_o_head * head_out,
                        .n_cols = share.n_o_heads * head_out,
                        .bias = c->o_bias,
+                       .turned = c->turned,
                        .adapts = c->v_head == 0,
                        .k_segments = part_segments(l, share.n_o_heads)};
     if (c->v_head > 0) {

@@ -71,6 +71,9 @@ static int32_t plan_buffers(struct model *m, int32_t max_rows, int32_t max_out,
     p[n++] = (struct buffer_plan){&m->out_x, NULL, m->residual, c->hidden, max_out};
     p[n++] = (struct buffer_plan){&m->out_h, NULL, m->act, c->hidden, max_out};
     p[n++] = (struct buffer_plan){&m->out_attn, NULL, m->act, attn, max_out};
+    if (c->parallel_norms) {
+        p[n++] = (struct buffer_plan){&m->mlp_in, NULL, m->act, c->hidden, max_rows};
+    }
     if (m->max_hidden > 0) {
         p[n++] = (struct buffer_plan){&m->hidden, NULL, m->residual,
                                       (int64_t)m->max_hidden * c->hidden, max_out};
@@ -126,8 +129,8 @@ static int32_t plan_buffers(struct model *m, int32_t max_rows, int32_t max_out,
     return n;
 }
 
-/* Upper bound of the number of rows that plan_buffers fills; today at most 32. */
-enum { MAX_BUFFERS = 33 };
+/* Upper bound of the number of rows that plan_buffers fills; today at most 33. */
+enum { MAX_BUFFERS = 34 };
 
 /* An upper bound, for planning memory before anything is allocated. It includes 256 bytes of
  * alignment per buffer. */

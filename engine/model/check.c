@@ -99,6 +99,20 @@ static void scan(const struct checkpoint_tensor *t, const struct form *f, int64_
     }
 }
 
+bool check_is_mask(const char *name)
+{
+    static const char *const ends[] = {".attn.bias", ".attn.masked_bias", ".attention.bias",
+                                       ".attention.masked_bias", ".attn.causal_mask"};
+    const size_t n = strlen(name);
+    for (size_t i = 0; i < sizeof ends / sizeof ends[0]; i++) {
+        const size_t m = strlen(ends[i]);
+        if (n > m && strcmp(name + n - m, ends[i]) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
 /* The samples include the first and the last elements, because files are usually truncated or
  * overwritten at their ends. */
 static void scan_pieces(const struct checkpoint_tensor *t, const struct form *f, int64_t n,
@@ -158,7 +172,7 @@ static enum status check_blocks(const struct checkpoint_tensor *t, int32_t n_pie
 static enum status check_tensor(const struct checkpoint_tensor *t, int32_t n_pieces, bool full,
                                 struct err *err)
 {
-    const bool is_read = t->dtype_known && !wrapper_is_tower(t->name);
+    const bool is_read = t->dtype_known && !wrapper_is_tower(t->name) && !check_is_mask(t->name);
     const struct form *f = is_read ? form_of(t) : NULL; // the loader reports unknown dtypes
     int64_t n = f ? (int64_t)(t->n_bytes / f->n_bytes) : 0;
     struct findings found = {.bad_at = -1};

@@ -21,4 +21,7 @@ enum check_depth check_depth_of(const char *name);
 enum status checkpoint_check_weights(const struct checkpoint *ck, const char *dir,
                                      enum check_depth depth, struct err *err);
 
+/* True for the causal masks that old files store as if they were weights. They may be infinite. */
+bool check_is_mask(const char *name);
+
 #endif

@@ -468,7 +468,7 @@ static enum status read_config(struct json *root, struct model_config *c, struct
     }
     read_tied(root, j, c);
     TRY(ropes_read(j, c, err));
-    c->max_pos = natural_length(j, c->max_pos);
+    c->max_pos = c->n_positions > 0 ? c->n_positions : natural_length(j, c->max_pos);
     read_eos(eos, wrapper_eos, j, c);
     return OK;
 }

@@ -114,6 +114,7 @@ struct model_config {
     enum norm_kind norm_kind;
     enum norm_place norm_place;
     bool norm_bias, parallel_residual;
+    bool parallel_norms;        // with parallel_residual: the MLP's input has a norm of its own
     bool mlp_without_post_norm; // only layers with experts have ffn_post_norm
     bool bare_norms;            // norms have no weights, except those of heads
     bool layer_norms_less_one;  // the layers' norms are stored minus one, unlike the final one
@@ -130,6 +131,16 @@ struct model_config {
     /* The width of the values' heads in the checkpoint, if it is smaller than head_dim; 0: it is
      * not. In memory they are as wide as the keys' heads, and their other elements are zero. */
     int32_t v_head;
+
+    /* A fused tensor of q, k and v consists of this many groups, each with its share of the heads:
+     * queries, keys, values, or with qkv_v_first queries, values, keys. 0: as 1. */
+    int32_t qkv_groups;
+    bool qkv_v_first;
+    bool turned; // the matrices of layers are stored as [in, out], unless they are quantised
+
+    /* Positions that have a learned vector, which is added to the embedding; 0: none have one. The
+     * table has first_position other rows before them. */
+    int32_t n_positions, first_position;
 
     float embed_scale, residual_scale, logit_scale, final_softcap;
     // Each overrides residual_scale; 0: does not.
@@ -223,6 +234,8 @@ enum experts_form {
  * "model.layers.N.". */
 struct tensor_names {
     const char *embed, *final_norm, *head;
+    const char *positions; // the table of learned positions
+    const char *layers;    // replaces "layers."; NULL: it stays
     const char *attn_norm, *attn_post_norm, *ffn_norm, *ffn_post_norm;
     const char *q, *k, *v, *qkv, *o, *q_norm, *k_norm, *sinks, *attn_gate;
     const char *gate, *up, *gate_up, *down;

@@ -158,8 +158,8 @@ static enum status layer_input(struct flow *f, int32_t layer)
 }
 
 /* Token mixing: computes f->attn from a layer's rows and those before them, and delta from f->attn.
- * If the layer has both attention and a state, both read the same input. *more becomes false if the
- * pass ends here. */
+ * If the layer has both attention and a state, both read the same input. *in is then the input of
+ * an MLP beside it. *more becomes false if the pass ends here. */
 static enum status mix(struct flow *f, int32_t layer, struct tensor *in, bool *more)
 {
     const struct model_config *c = f->m->config;
@@ -175,6 +175,9 @@ static enum status mix(struct flow *f, int32_t layer, struct tensor *in, bool *m
     if (layer == 0 && f->first_input.mem.p) {
         *in = f->first_input;
     } else {
+        if (c->parallel_norms) {
+            flow_norm_after(f, w->ffn_norm, w->ffn_norm_bias, f->m->mlp_in);
+        }
         TRY(flow_join_norm(f, w->attn_norm, w->attn_norm_bias, once, in));
     }
     if (lc->kv >= 0) {
@@ -193,6 +196,9 @@ static enum status mix(struct flow *f, int32_t layer, struct tensor *in, bool *m
     }
     if (!both) {
         TRY(take_hidden(f, layer));
+    }
+    if (c->parallel_norms) {
+        *in = f->m->mlp_in;
     }
     TRY(narrow(f, layer, c->parallel_residual ? in : NULL));
     if (lc->state >= 0) {
@@ -224,8 +230,8 @@ static enum status layer_forward(struct flow *f, int32_t layer)
         TRY(narrow(f, layer, NULL));
     }
     if (w->experts_norm) {
-        flow_norm_after(f, w->router_norm, f->m->routed);
-        flow_norm_after(f, w->experts_norm, f->m->experts_in);
+        flow_norm_after(f, w->router_norm, NULL, f->m->routed);
+        flow_norm_after(f, w->experts_norm, NULL, f->m->experts_in);
     }
     // attention's output is added to x, while `in` stays the input of both sub-layers
     if (parallel) {
@@ -374,8 +380,12 @@ static enum status make_inputs(struct flow *f)
 static enum status embed_rows(struct flow *f)
 {
     struct model *m = f->m;
-    const struct embed_args embed = {
-        .table = m->embed, .x = m->x, .n_rows = f->n_rows, .scale = m->embed_scale};
+    const struct embed_args embed = {.table = m->embed,
+                                     .x = m->x,
+                                     .n_rows = f->n_rows,
+                                     .scale = m->embed_scale,
+                                     .positions = m->positions,
+                                     .first_position = m->config->first_position};
     TRY(f->ops->embed(f->be, &embed));
     if (!m->config->embed_normed) {
         return OK;

@@ -65,7 +65,8 @@ struct norm_args flow_own_norm_args(const struct flow *f, struct tensor in,
 
 /* Leaves norms to the next flow_join_norm: of what is added to x, and of x after that. */
 void flow_norm_before(struct flow *f, const struct norm_args *a);
-void flow_norm_after(struct flow *f, const struct weight *weight, struct tensor out);
+void flow_norm_after(struct flow *f, const struct weight *weight, const struct weight *bias,
+                     struct tensor out);
 
 /* Reduces the ranks' partial sums of delta (reduce NULL: not needed), then applies the sub-layer's
  * own norm. Without such a norm the reduction is left to the next flow_join_norm, which may fuse

@@ -97,10 +97,13 @@ void flow_norm_before(struct flow *f, const struct norm_args *a)
     f->before[f->n_before++] = *a;
 }
 
-void flow_norm_after(struct flow *f, const struct weight *weight, struct tensor out)
+void flow_norm_after(struct flow *f, const struct weight *weight, const struct weight *bias,
+                     struct tensor out)
 {
     ASSERT(f->n_after < FLOW_NORMS);
-    f->after[f->n_after++] = flow_own_norm_args(f, f->x, weight, out);
+    struct norm_args *a = &f->after[f->n_after++];
+    *a = flow_own_norm_args(f, f->x, weight, out);
+    a->bias = bias;
 }
 
 /* Leaves a sub-layer's result pending. Partial results of the ranks are reduced here only if the

@@ -26,7 +26,8 @@ static enum status load_mlp(struct loader *l, const char *gate, const char *up, 
     if (up && fused && part_exists(l, a)) {
         fused = NULL; // the family's own files have both in one tensor
     }
-    struct stack st = {.n_in = c->hidden, .n_cols = c->hidden, .bias = bias, .adapts = true};
+    struct stack st = {
+        .n_in = c->hidden, .n_cols = c->hidden, .bias = bias, .turned = c->turned, .adapts = true};
     if (!c->gated) {
         part_layer_name(up, layer, a);
         st.pieces[st.n++] = (struct piece){a, ffn, first, ffn_shard};
@@ -48,6 +49,7 @@ static enum status load_mlp(struct loader *l, const char *gate, const char *up, 
                       .first_col = first,
                       .n_cols = ffn_shard,
                       .bias = bias,
+                      .turned = c->turned,
                       .adapts = true,
                       .k_segments = part_segments(l, ffn_shard)};
     return part_linear(l, &d, l->options->dtype, down_out);

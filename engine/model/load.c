@@ -121,7 +121,7 @@ static enum status load_layer(struct loader *l, int32_t layer, struct layer_weig
                        &w->attn_norm_bias));
         TRY(layer_norm(l, names->attn_post_norm, layer, false, &w->attn_post_norm, NULL));
     }
-    if (!c->parallel_residual && !lc->no_ffn) {
+    if ((!c->parallel_residual || c->parallel_norms) && !lc->no_ffn) {
         TRY(layer_norm(l, names->ffn_norm, layer, c->norm_bias, &w->ffn_norm, &w->ffn_norm_bias));
     }
     TRY(load_ffn_post_norm(l, names->ffn_post_norm, layer, w));
@@ -156,6 +156,10 @@ static enum status load_ends(struct loader *l)
     const struct model_config *c = l->c;
     struct model *m = l->m;
     TRY(part_table(l, c->names->embed, c->hidden, &m->embed));
+    if (c->n_positions > 0) {
+        const int64_t n = (int64_t)c->first_position + c->n_positions;
+        TRY(part_lookup(l, c->names->positions, n, c->hidden, &m->positions));
+    }
     TRY(load_inputs(l));
     TRY(part_norm(l, c->names->final_norm, false, &m->final_norm));
     if (c->norm_bias) {

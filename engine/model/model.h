@@ -107,6 +107,7 @@ struct model {
     bool exact_ranks; // see struct backend_facts
     float embed_scale, inputs_scale;
     const struct weight *embed, *final_norm, *final_norm_bias;
+    const struct weight *positions; // NULL: the model has no learned positions
     const struct weight *head; // NULL: the checkpoint has none, and logits must not be requested
     const struct weight *inputs_embed, *inputs_proj, *inputs_norm; // per-layer inputs
     struct rope_table *ropes[2];
@@ -121,7 +122,7 @@ struct model {
     /* Activations, allocated by model_setup for passes of this many rows, including padding. */
     int32_t max_rows, max_out;
     struct tensor x, h, qkv, q_abs, attn, attn_v, delta, routed, experts_in, ff_in, ff, low, out_x,
-        out_h, out_attn, index_k, index_weights, mix, mix_conv, mix_decay, mix_gate, latent,
+        out_h, out_attn, mlp_in, index_k, index_weights, mix, mix_conv, mix_decay, mix_gate, latent,
         latent_y;
     // per-layer inputs; out_input: the last layer's, for the out rows
     struct tensor inputs, inputs_proj_out, out_input;

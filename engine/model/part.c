@@ -2,6 +2,7 @@
 /* Finds tensors by name, checks and slices them, and passes them to the backend. */
 #include "engine/model/part.h"
 #include "engine/base/optional.h"
+#include "engine/model/check.h"
 #include "engine/model/wrappers.h"
 
 #include "engine/base/hash.h"
@@ -88,8 +89,8 @@ enum purpose { OF_THE_MODEL, OF_IMAGE_OR_SOUND, OF_DRAFTS, DERIVED, N_PURPOSES }
 /* The purpose of an unused tensor, guessed from part of its name. */
 static enum purpose purpose_of(const struct loader *l, const char *name)
 {
-    if (strstr(name, "rotary_emb.inv_freq")) {
-        return DERIVED; // old files store it, although it can be computed
+    if (strstr(name, "rotary_emb.inv_freq") || check_is_mask(name)) {
+        return DERIVED; // old files store them, although they can be computed
     }
     if (wrapper_is_tower(name)) {
         return OF_IMAGE_OR_SOUND;
@@ -174,6 +175,10 @@ static const struct name_form forms[] = {
     {"thinker.model.language_model.", "thinker."},
     {"backbone.", ""}, // Nemotron-H
     {"language_model.backbone.", "language_model."},
+    {"transformer.", ""}, // GPT-2 and its kin
+    {"gpt_neox.", ""},
+    {"model.decoder.", ""}, // OPT
+    {"decoder.", ""},
     {"", ""},
 };
 
@@ -492,20 +497,26 @@ enum status part_norm(struct loader *l, const char *base, bool less_one, const s
     return st;
 }
 
-enum status part_table(struct loader *l, const char *base, int64_t width, const struct weight **out)
+enum status part_lookup(struct loader *l, const char *base, int64_t n_rows, int64_t width,
+                        const struct weight **out)
 {
     char name[NAME_BYTES];
     snprintf(name, sizeof name, "%s.weight", base);
     struct weight_part table;
-    TRY(part_of(l, name, (int64_t[]){l->c->vocab, width}, 2, &table));
+    TRY(part_of(l, name, (int64_t[]){n_rows, width}, 2, &table));
     struct weight_desc d = {.name = base,
                             .kind = WEIGHT_EMBED,
                             .dtype = l->options->dtype,
-                            .n_out = l->c->vocab,
+                            .n_out = n_rows,
                             .n_in = width,
                             .n_experts = 1,
                             .n_parts = 1,
                             .parts = &table,
                             .k_segments = 1};
     return part_open(l, &d, out);
+}
+
+enum status part_table(struct loader *l, const char *base, int64_t width, const struct weight **out)
+{
+    return part_lookup(l, base, l->c->vocab, width, out);
 }

@@ -60,6 +60,7 @@ struct stack {
     bool bias;
     int32_t n_unbiased; // number of pieces at the end that have none, although the others do
     bool stays_plain;   // --quantization does not apply: routers, heads
+    bool turned;        // the tensors are [in, out], unless they are quantised
     bool adapts;        // adapters may change it; whoever multiplies by it passes its pair
     int32_t k_segments;
     struct column_runs runs; // of the tensors' columns
@@ -136,7 +137,9 @@ enum status part_linear(struct loader *l, const struct stack *s, enum dtype dtyp
 /* The number of segments into which this rank divides K (struct weight_desc). */
 int32_t part_segments(const struct loader *l, int64_t units_of_rank);
 
-/* A table with one row per id. */
+/* A table whose rows are looked up; part_table: with one row per id. */
+enum status part_lookup(struct loader *l, const char *base, int64_t n_rows, int64_t width,
+                        const struct weight **out);
 enum status part_table(struct loader *l, const char *base, int64_t width,
                        const struct weight **out);
 /* The tensor with exactly this name, of any dtype; NULL if there is none. */

@@ -77,6 +77,25 @@ static enum status join_biases(struct loader *l, const struct stack *s, const st
     return OK;
 }
 
+/* The matrix of a module, [n_out][n_in]. Quantised modules are stored so whatever the model's plain
+ * matrices are. */
+static enum status read_matrix(struct loader *l, const char *base, int64_t n_out, int64_t n_in,
+                               bool turned, struct weight_part *out)
+{
+    bool found;
+    char name[NAME_BYTES];
+    if (!turned) {
+        return part_matrix(l, base, n_out, n_in, out);
+    }
+    TRY(part_quantised_experts(l, base, 1, n_out, n_in, out, &found));
+    if (!found) {
+        snprintf(name, sizeof name, "%.240s.weight", base);
+        TRY(part_of(l, name, (int64_t[]){n_in, n_out}, 2, out));
+        *out = weight_part_transpose(*out);
+    }
+    return OK;
+}
+
 /* The pieces of one weight, such as q, k and v, are cut by rows. If several pieces come from one
  * tensor, it is read once. *made is memory of the only one with room for wider heads. */
 static enum status join_pieces(struct loader *l, const struct stack *s, const struct piece *pieces,
@@ -88,7 +107,8 @@ static enum status join_pieces(struct loader *l, const struct stack *s, const st
         const struct piece *p = &pieces[i];
         if (i == 0 || strcmp(p->base, pieces[i - 1].base) != 0) {
             const struct head_room rows = rows_of(s, i);
-            TRY(part_matrix(l, p->base, before_room(&rows, p->total_rows), n_in, &whole));
+            TRY(read_matrix(l, p->base, before_room(&rows, p->total_rows), n_in, s->turned,
+                            &whole));
             if (rows.to > 0) {
                 const struct input_rule inputs = whole.inputs;
                 whole = with_room(&whole, &rows, true, made);

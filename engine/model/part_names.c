@@ -46,7 +46,12 @@ void part_full_name(const struct loader *l, const char *base, char out[NAME_BYTE
     if (l->inner_names) {
         name = part_inner_name(name, inner);
     }
-    if (strncmp(name, "model.", 6) == 0) {
+    static const char layers[] = "layers.";
+    const char *of_layers = l->c->names->layers;
+    if (of_layers && strncmp(name, "model.", 6) == 0 &&
+        strncmp(name + 6, layers, sizeof layers - 1) == 0) {
+        snprintf(out, NAME_BYTES, "%s%s%s", l->form->model, of_layers, name + 5 + sizeof layers);
+    } else if (strncmp(name, "model.", 6) == 0) {
         snprintf(out, NAME_BYTES, "%s%s", l->form->model, name + 6);
     } else {
         snprintf(out, NAME_BYTES, "%s%s", l->form->top, name);

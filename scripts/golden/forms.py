@@ -237,7 +237,41 @@ def olmo_hybrid(rng, folder, values):
     change_tensors(folder, change)
 
 
+def gpt_neox(rng, folder, values):
+    """The released files have other names of the rope's base and share, and masks, which are not weights."""
+    config = read_config(folder)
+    if rng.random() < 0.6:
+        for key, name in (("rope_theta", "rotary_emb_base"), ("partial_rotary_factor", "rotary_pct")):
+            if key in config:
+                config[name] = config.pop(key)
+        write_config(folder, config)
+    if rng.random() < 0.5:
+        with_masks(folder, config["num_hidden_layers"], "gpt_neox.layers.{}.attention.")
+
+
+def gpt2(rng, folder, values):
+    """The released files have masks, which are not weights, and GPT-2's have no prefix."""
+    config = read_config(folder)
+    if rng.random() < 0.5:
+        with_masks(folder, config["n_layer"], "transformer.h.{}.attn.")
+    if rng.random() < 0.5 and config.get("tie_word_embeddings", True):
+        change_tensors(folder, lambda tensors: {k.removeprefix("transformer."): v for k, v in tensors.items()})
+
+
+def with_masks(folder, n_layers, prefix):
+    def change(tensors):
+        made = dict(tensors)
+        for i in range(n_layers):
+            made[prefix.format(i) + "bias"] = torch.ones(1, 1, 8, 8, dtype=torch.bool).tril()
+            made[prefix.format(i) + "masked_bias"] = torch.tensor(-1e9).half()
+        return made
+
+    change_tensors(folder, change)
+
+
 RELEASED = {
+    "gpt2": gpt2,
+    "gpt_neox": gpt_neox,
     "step3p5": step3p5,
     "axk1": axk1,
     "olmo_hybrid": olmo_hybrid,

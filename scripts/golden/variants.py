@@ -28,6 +28,7 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM
 
+import choices_classic
 import choices_dense
 import choices_experts
 import choices_layers
@@ -48,6 +49,7 @@ FAMILIES = {
     **choices_experts.FAMILIES,
     **choices_layers.FAMILIES,
     **choices_sigmoid.FAMILIES,
+    **choices_classic.FAMILIES,
     **choices_plain.FAMILIES,
     **STATES,
     **choices_wrapped.FAMILIES,
