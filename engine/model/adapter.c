@@ -57,10 +57,11 @@ static enum status refuse(const struct adapter *a, const char *key, const char *
                    a->name, key, value, a->dir);
 }
 
-/* The keys that change an answer. */
+/* The keys that change an answer. fan_in_fan_out does not: it is how the base's matrix is stored,
+ * while A and B are stored alike for all layers. */
 static enum status check_config(const struct adapter *a, struct err *err)
 {
-    static const char *const flags[] = {"use_dora", "use_qalora", "fan_in_fan_out", "lora_bias"};
+    static const char *const flags[] = {"use_dora", "use_qalora", "lora_bias"};
     static const char *const lists[] = {"modules_to_save", "layer_replication",
                                         "trainable_token_indices", "target_parameters",
                                         "alora_invocation_tokens"};
@@ -117,13 +118,15 @@ static enum status pattern_value(const struct adapter *a, const char *key, const
     return OK;
 }
 
-/* The module's rank must be the one that the config declares, because the scale depends on it. */
-static enum status read_scale(const struct adapter *a, struct adapter_module *m, struct err *err)
+/* The module's rank must be the one that the config declares, because the scale depends on it.
+ * `whole`: its name in the model, as patterns see it. */
+static enum status read_scale(const struct adapter *a, const char *whole, struct adapter_module *m,
+                              struct err *err)
 {
     double rank = json_get_number(a->config, "r", 0.0);
     double alpha = json_get_number(a->config, "lora_alpha", 0.0);
-    TRY(pattern_value(a, "rank_pattern", m->name, &rank, err));
-    TRY(pattern_value(a, "alpha_pattern", m->name, &alpha, err));
+    TRY(pattern_value(a, "rank_pattern", whole, &rank, err));
+    TRY(pattern_value(a, "alpha_pattern", whole, &alpha, err));
     if (rank != (double)m->rank) {
         return err_set(err, ERR_FORMAT,
                        "adapter '%.64s': %.120s has rank %lld, but "
@@ -143,15 +146,36 @@ static enum status read_scale(const struct adapter *a, struct adapter_module *m,
 
 /* ---- the modules ----------------------------------------------------------------------------- */
 
-const char *adapters_tail(const char *name)
+/* The name from this word and a number on; NULL: it does not occur. */
+static const char *tail_from(const char *name, const char *word)
 {
-    static const char word[] = "layers.";
     for (const char *at = name; (at = strstr(at, word)) != NULL; at++) {
-        if ((at == name || at[-1] == '.') && isdigit((unsigned char)at[sizeof word - 1])) {
+        if ((at == name || at[-1] == '.') && isdigit((unsigned char)at[strlen(word)])) {
             return at;
         }
     }
-    return name;
+    return NULL;
+}
+
+const char *adapters_tail(const char *name)
+{
+    return or_text(tail_from(name, "layers."), name);
+}
+
+/* The name by which a model's loader looks for the module. GPT-2 and its kin call the layers
+ * "h.". The caller frees it. */
+static char *module_name(const char *name)
+{
+    static const char layers[] = "layers.", other[] = "h.";
+    const char *tail = tail_from(name, layers) ? NULL : tail_from(name, other);
+    if (!tail) {
+        return xstrdup(adapters_tail(name));
+    }
+    const char *rest = tail + sizeof other - 1;
+    const size_t n = sizeof layers + strlen(rest);
+    char *made = xmalloc(n);
+    snprintf(made, n, "%s%s", layers, rest);
+    return made;
 }
 
 static enum status check_tensor(const struct adapter *a, const struct checkpoint_tensor *t,
@@ -198,9 +222,11 @@ static enum status read_module(const struct adapter *a, const struct checkpoint_
                        a->name, down->name, (long long)m->rank, (long long)m->up->dims[1],
                        MAX_ADAPTER_RANK);
     }
+    static const char wrapper[] = "base_model.model.";
+    const bool wrapped = strncmp(name, wrapper, sizeof wrapper - 1) == 0;
     name[base_bytes] = '\0';
-    m->name = xstrdup(adapters_tail(name));
-    return read_scale(a, m, err);
+    m->name = module_name(name);
+    return read_scale(a, wrapped ? name + sizeof wrapper - 1 : name, m, err);
 }
 
 static int by_name(const void *a, const void *b)

@@ -10,21 +10,13 @@
     .layers = "h.", .embed = "model.wte", .final_norm = "model.ln_f", .head = "lm_head",           \
     .attn_norm = "ln_1"
 
-static const struct tensor_names gpt2_names = {GPT2_NAMES,
-                                               .positions = "model.wpe",
-                                               .ffn_norm = "ln_2",
-                                               .qkv = "attn.c_attn",
-                                               .o = "attn.c_proj",
-                                               .up = "mlp.c_fc",
-                                               .down = "mlp.c_proj"};
+static const struct tensor_names gpt2_names = {
+    GPT2_NAMES,         .positions = "model.wpe", .ffn_norm = "ln_2",  .qkv = "attn.c_attn",
+    .o = "attn.c_proj", .up = "mlp.c_fc",         .down = "mlp.c_proj"};
 
-static const struct tensor_names gptj_names = {GPT2_NAMES,
-                                               .q = "attn.q_proj",
-                                               .k = "attn.k_proj",
-                                               .v = "attn.v_proj",
-                                               .o = "attn.out_proj",
-                                               .up = "mlp.fc_in",
-                                               .down = "mlp.fc_out"};
+static const struct tensor_names gptj_names = {
+    GPT2_NAMES,           .q = "attn.q_proj", .k = "attn.k_proj",  .v = "attn.v_proj",
+    .o = "attn.out_proj", .up = "mlp.fc_in",  .down = "mlp.fc_out"};
 
 static const struct tensor_names codegen_names = {GPT2_NAMES, .qkv = "attn.qkv_proj",
                                                   .o = "attn.out_proj", .up = "mlp.fc_in",
@@ -245,9 +237,7 @@ static const struct family rows[] = {
      "{\"eos_token_id\":2,\"hidden_act\":\"relu\",\"tie_word_embeddings\":true,"
      "\"other_keys\":{\"ffn_dim\":\"intermediate_size\",\"activation_function\":\"hidden_act\"}}",
      read_opt},
-    {"gpt_neox", &neox_names,
-     "{\"eos_token_id\":2,\"hidden_act\":\"gelu\"}",
-     read_gpt_neox},
+    {"gpt_neox", &neox_names, "{\"eos_token_id\":2,\"hidden_act\":\"gelu\"}", read_gpt_neox},
     {"falcon", &falcon_names,
      "{\"eos_token_id\":11,\"hidden_act\":\"gelu\",\"tie_word_embeddings\":true,\"other_keys\":{"
      "\"n_embed\":\"hidden_size\",\"ffn_hidden_size\":\"intermediate_size\","

@@ -15,6 +15,7 @@ import tempfile
 from pathlib import Path
 
 import torch
+from transformers.pytorch_utils import Conv1D
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(Path(__file__).parent), str(ROOT / "test" / "model")]
@@ -37,6 +38,8 @@ ROWS = {
     "kimi-linear": (r"self_attn\.(?!kv_b)", {}),
     "falcon-h1": (r"(?<!out_proj)$", {}),
     "gemma-4-e": (r"(self_attn|mlp)\.", {}),
+    "gpt-neox": (r"", {}),
+    "gpt2": (r"", {"fan_in_fan_out": True, "alpha_pattern": {"transformer.h.1.attn.c_attn": 20}}),
 }
 NEVER = re.compile(r"experts\.|router|\.gate$|shared_expert_gate$|visual|vision|per_layer")
 
@@ -61,16 +64,17 @@ def describe(name, model, pattern, config):
     layers = config.get("layers_to_transform")
     tensors, targets = [], []
     for module, layer in model.named_modules():
-        number = re.search(r"layers\.(\d+)\.", module)
-        if not isinstance(layer, torch.nn.Linear) or not number or NEVER.search(module) or not re.search(pattern, module):
+        number = re.search(r"(?:layers|h)\.(\d+)\.", module)
+        if not isinstance(layer, (torch.nn.Linear, Conv1D)) or not number or NEVER.search(module) or not re.search(pattern, module):
             continue
         if layers and int(number[1]) not in layers:
             continue
         rank, prefix = ranks_of(config, module), f"base_model.model.{module}"
         targets.append(module)
         dtype = "F32" if module.endswith(("v_proj", "down_proj")) else "BF16"
-        tensors.append([f"{prefix}.lora_A.weight", [rank, layer.in_features], 0.0, round(layer.in_features**-0.5, 4), dtype])
-        tensors.append([f"{prefix}.lora_B.weight", [layer.out_features, rank], 0.0, 0.1, dtype])
+        n_in, n_out = layer.weight.shape if isinstance(layer, Conv1D) else layer.weight.shape[::-1]
+        tensors.append([f"{prefix}.lora_A.weight", [rank, n_in], 0.0, round(n_in**-0.5, 4), dtype])
+        tensors.append([f"{prefix}.lora_B.weight", [n_out, rank], 0.0, 0.1, dtype])
     return join(tensors), targets
 
 
@@ -78,7 +82,7 @@ def join(tensors):
     """One row for all layers whose tensors are alike."""
     rows = {}
     for name, *rest in tensors:
-        head, number, tail = re.fullmatch(r"(.*layers\.)(\d+)(\..*)", name).groups()
+        head, number, tail = re.fullmatch(r"(.*(?:layers|h)\.)(\d+)(\..*)", name).groups()
         rows.setdefault((head, tail, json.dumps(rest)), []).append(number)
     return [[f"{h}{{{','.join(n)}}}{t}" if len(n) > 1 else f"{h}{n[0]}{t}", *json.loads(rest)] for (h, t, rest), n in rows.items()]
 

@@ -374,4 +374,50 @@ FAMILIES = [
             },
         },
     },
+    {
+        # Learned positions, a fused tensor of q, k and v, transposed matrices, tied head.
+        "folder": "gpt2",
+        "drawn": True,
+        "model_type": "gpt2",
+        "config": {
+            "num_key_value_heads": 4,
+            "n_inner": 96,
+            "max_position_embeddings": 200,
+            "tie_word_embeddings": True,
+        },
+    },
+    {
+        # Learned positions after two rows that none has, ReLU.
+        "folder": "opt",
+        "drawn": True,
+        "model_type": "opt",
+        "config": {
+            "num_key_value_heads": 4,
+            "ffn_dim": 96,
+            "max_position_embeddings": 200,
+            "tie_word_embeddings": True,
+        },
+    },
+    {
+        # q, k and v of each head side by side in one tensor, RoPE on a quarter of each head, two
+        # norms of the same input.
+        "folder": "gpt-neox",
+        "drawn": True,
+        "model_type": "gpt_neox",
+        "config": {"num_key_value_heads": 4},
+    },
+    {
+        # The same with heads that share keys.
+        "folder": "falcon",
+        "drawn": True,
+        "model_type": "falcon",
+        "config": {
+            "num_attention_heads": 8,
+            "num_kv_heads": 4,
+            "num_key_value_heads": 4,
+            "ffn_hidden_size": 96,
+            "new_decoder_architecture": True,
+            "tie_word_embeddings": True,
+        },
+    },
 ]

@@ -181,7 +181,6 @@ def change(folder, **keys):
     ({"bias": "all"}, "bias all"),
     ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
     ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights pissa_niter_4"),
-    ({"fan_in_fan_out": True}, "fan_in_fan_out"),
     ({"r": 8}, "has rank 4, but adapter_config.json says 8"),
     ({"lora_alpha": 0}, "lora_alpha 0"),
     ({"rank_pattern": {"(": 3}}, "adapter 'it'"),

@@ -269,7 +269,7 @@ BROKEN = {  # defect: what the error must name
     a_pipe(WEIGHTS): [WEIGHTS, "regular"],
     broken_config: ["config.json"],
     config_is_a_list: ["config.json"],
-    config_value(model_type="gpt_neox"): ["config.json", "gpt_neox", "llama"],
+    config_value(model_type="bloom"): ["config.json", "bloom", "llama"],
     config_value(model_type=7): ["config.json", "model_type"],
     config_value(hidden_size="64"): ["config.json", "hidden_size"],
     config_value(num_hidden_layers=0): ["config.json", "num_hidden_layers"],
@@ -418,6 +418,7 @@ ENDS = {  # end-of-text ids of transformers' classes, for configs without any
     "apertus": [2], "arcee": [128001], "nemotron": [3], "jais2": [150024], "cohere": [], "olmo": [50279], "helium": [2],
     "cwm": [128001, 128008, 128009], "granite_swa": [100257], "youtu": [128001],
     "lfm3": [124900], "olmo_hybrid": [100257], "nanochat": [1], "phi": [2],
+    "gpt2": [50256], "gpt_bigcode": [50256], "opt": [2], "gpt_neox": [2], "falcon": [11], "gptj": [50256], "codegen": [50256],
 }
 
 
@@ -518,6 +519,8 @@ MLA = {"kv_lora_rank": 16, "q_lora_rank": None, "qk_nope_head_dim": 8, "qk_rope_
        "n_routed_experts": 16, "moe_intermediate_size": 16}
 YARN = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False, "rope_theta": 150000.0,
         "original_max_position_embeddings": 4096}
+WHOLE_HEADS = {"head_dim": None}  # the heads fill the hidden size
+GPT2 = {"n_inner": 32, "layer_norm_epsilon": 1e-5}
 USUAL = {  # required keys, and transformers' defaults for the optional ones
     "mistral": ({}, {"num_key_value_heads": 8, "sliding_window": 4096, "max_position_embeddings": 131072}),
     "mixtral": ({}, {"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "sliding_window": None,
@@ -589,6 +592,20 @@ USUAL = {  # required keys, and transformers' defaults for the optional ones
     "arcee": ({}, {"hidden_act": "relu2", "rms_norm_eps": 1e-5, "max_position_embeddings": 4096}),
     "nemotron": ({}, {"hidden_act": "relu2", "norm_eps": 1e-5, "partial_rotary_factor": 0.5}),
     "jais2": ({}, {"hidden_act": "relu2", "layer_norm_eps": 1e-5, "attention_bias": True, "mlp_bias": True}),
+    "gpt2": (WHOLE_HEADS, {**GPT2, "activation_function": "gelu_new", "n_positions": 1024, "tie_word_embeddings": True,
+                           "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False}),
+    "gpt_bigcode": (WHOLE_HEADS, {**GPT2, "activation_function": "gelu_pytorch_tanh", "n_positions": 1024, "multi_query": True,
+                                  "tie_word_embeddings": True, "scale_attn_weights": True}),
+    "opt": (WHOLE_HEADS, {"ffn_dim": 32, "activation_function": "relu", "max_position_embeddings": 2048, "enable_bias": True,
+                          "do_layer_norm_before": True, "word_embed_proj_dim": None, "layer_norm_elementwise_affine": True,
+                          "tie_word_embeddings": True, "_remove_final_layer_norm": False}),
+    "gpt_neox": ({**WHOLE_HEADS, "num_attention_heads": 2, "num_key_value_heads": 2}, {"hidden_act": "gelu", "layer_norm_eps": 1e-5, "rotary_pct": 0.25, "rotary_emb_base": 10000,
+                               "use_parallel_residual": True, "attention_bias": True, "tie_word_embeddings": False}),
+    "falcon": (WHOLE_HEADS, {"ffn_hidden_size": 32, "activation": "gelu", "layer_norm_epsilon": 1e-5, "alibi": False, "bias": False,
+                             "new_decoder_architecture": False, "multi_query": True, "parallel_attn": True, "num_kv_heads": 8,
+                             "rope_theta": 1e4, "tie_word_embeddings": True, "num_ln_in_parallel_attn": None}),
+    "gptj": ({**WHOLE_HEADS, "rotary_dim": 2}, {**GPT2, "activation_function": "gelu_new", "n_positions": 2048}),
+    "codegen": ({**WHOLE_HEADS, "rotary_dim": 2}, {**GPT2, "activation_function": "gelu_new", "n_positions": 2048}),
 }
 
 

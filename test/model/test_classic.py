@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The families before Llama: limits of learned positions, forms of their files, and which values are refused by name."""
+import json
+import os
+import struct
+
+import pytest
+
+import golden
+from golden import GOLDEN
+from test_checkpoint import Checkpoint, off, run, scores
+
+CLASSIC = ("gpt2", "opt", "gpt-neox", "falcon")
+
+
+def source(name):
+    return os.path.join(GOLDEN, name)
+
+
+def changed(folder, name, values):
+    c = Checkpoint(folder, source(name))
+    c.config.update(values)
+    c.write_config()
+    return c
+
+
+def told(done):
+    assert done.returncode == 1, done.stderr
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1, done.stderr
+    return lines[0]
+
+
+@pytest.mark.parametrize("name, values, named", [
+    ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, ["scale_attn_by_inverse_layer_idx true"]),
+    ("gpt2", {"add_cross_attention": True}, ["add_cross_attention true"]),
+    ("gpt2", {"n_head": 5, "num_key_value_heads": 5}, ["heads", "hidden size"]),
+    ("gpt2", {"head_dim": 8}, ["head_dim", "hidden size"]),
+    ("gpt2", {"n_positions": 199}, ["transformer.wpe.weight", "[200, 64]", "[199, 64]"]),
+    ("gpt2", {"activation_function": "quick_gelu"}, ["quick_gelu"]),
+    ("opt", {"do_layer_norm_before": False}, ["do_layer_norm_before false"]),
+    ("opt", {"word_embed_proj_dim": 32}, ["word_embed_proj_dim"]),
+    ("opt", {"_remove_final_layer_norm": True}, ["_remove_final_layer_norm true"]),
+    ("gpt-neox", {"rotary_pct": 2.0}, ["rotary_pct", "from"]),
+    ("falcon", {"alibi": True}, ["alibi true"]),
+    ("falcon", {"parallel_attn": False}, ["parallel_attn false"]),
+    ("falcon", {"num_kv_heads": 3}, ["8 heads", "3 key/value heads"]),
+    ("falcon", {"num_kv_heads": 16}, ["num_kv_heads", "from 1 to 8"]),
+    ("falcon", {"num_ln_in_parallel_attn": 3}, ["num_ln_in_parallel_attn"]),
+    ("falcon", {"new_decoder_architecture": False, "num_ln_in_parallel_attn": 2}, ["num_ln_in_parallel_attn"]),
+    ("gpt2", {"model_type": "gptj", "rotary_dim": 32}, ["tie_word_embeddings true"]),
+    ("gpt2", {"model_type": "gptj", "tie_word_embeddings": False, "rotary_dim": 32}, ["rotary_dim", "from 1 to 16"]),
+    ("gpt2", {"model_type": "gptj", "tie_word_embeddings": False, "rotary_dim": 8, "rope_scaling": {"type": "yarn", "factor": 2.0}},
+     ["RoPE", "yarn"]),
+    ("gpt2", {"model_type": "codegen", "tie_word_embeddings": False, "rotary_dim": 8, "n_head": 2, "num_key_value_heads": 2}, ["2 heads", "multiple of 4"]),
+])
+def test_what_is_not_supported_is_refused_by_name(name, values, named, tmp_path):
+    line = told(run(changed(tmp_path / "model", name, values).folder))
+    assert all(word in line for word in named), line
+
+
+@pytest.mark.parametrize("name", ["gpt2", "opt"])
+def test_no_text_is_longer_than_the_learned_positions(name):
+    assert "201 is more than the 200 positions" in told(run(source(name), "--max-model-len", "201"))
+    prompt = [7 + i % 300 for i in range(196)]
+    asked = [{"prompt_token_ids": prompt, "max_tokens": 50, "temperature": 0, "ignore_eos": True}]
+    whole, short = (golden.generate(source(name), asked, *flags)[0] for flags in ([], ["--max-model-len", "199"]))
+    assert [len(a["outputs"][0]["token_ids"]) for a in (whole, short)] == [4, 3]
+    assert whole["outputs"][0]["token_ids"][:3] == short["outputs"][0]["token_ids"]
+
+
+def test_a_scaling_of_ropes_adds_no_positions():
+    """A key that has a meaning only in other families."""
+    longer = json.dumps({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 200}})
+    assert "200 positions" in told(run(source("gpt2"), "--hf-overrides", longer, "--max-model-len", "300"))
+
+
+def renamed(c, change):
+    c.header = {change(name): entry for name, entry in c.header.items() if name != "__metadata__"}
+    c.write()
+    return c.folder
+
+
+@pytest.mark.parametrize("name, old, new", [("gpt2", "transformer.", ""), ("opt", "model.decoder.", "decoder.")])
+def test_names_without_their_prefix(name, old, new, tmp_path):
+    c = changed(tmp_path / "model", name, {})
+    assert scores(renamed(c, lambda n: n.replace(old, new, 1))) == scores(source(name))
+
+
+@pytest.mark.parametrize("name, module", [("gpt2", "transformer.h.{}.attn."), ("gpt-neox", "gpt_neox.layers.{}.attention.")])
+def test_stored_masks_are_no_weights(name, module, tmp_path):
+    """Old files have them; the value for what is masked is infinite in half precision."""
+    c = changed(tmp_path / "model", name, {})
+    for i in range(4):
+        for key, dtype, shape, data in (("bias", "BOOL", [1, 1, 8, 8], b"\1" * 64), ("masked_bias", "F16", [], struct.pack("<H", 0xfc00))):
+            c.header[module.format(i) + key] = {"dtype": dtype, "shape": shape,
+                                                "data_offsets": [len(c.data), len(c.data) + len(data)]}
+            c.data += data
+    c.write()
+    done = run(c.folder, "--log-level", "warn")
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    assert scores(c.folder) == scores(source(name))
+
+
+@pytest.mark.parametrize("name", CLASSIC)
+@pytest.mark.parametrize("kind", ["fp8", "int4"])
+def test_quantised_while_loading(name, kind):
+    """Transposed matrices and fused ones with heads in groups are quantised like others, and ranks have equal parts."""
+    base, alone, shared = (scores(source(name), *flags) for flags in (
+        [], ["--quantization", kind], ["--quantization", kind, "--tensor-parallel-size", "2", *golden.TWO_THREADS]))
+    assert 1e-3 < off(base, alone) < {"fp8": 0.6, "int4": 3.0}[kind]
+    assert off(alone, shared) <= 1e-3
