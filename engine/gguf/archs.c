@@ -10,7 +10,8 @@
 #include <string.h>
 
 static const struct arch_table *const tables[] = {&archs_dense,  &archs_plain, &archs_moe,
-                                                  &archs_layers, &archs_mla,   &archs_hybrid};
+                                                  &archs_layers, &archs_mla,   &archs_hybrid,
+                                                  &archs_classic};
 enum { N_TABLES = sizeof tables / sizeof tables[0] };
 
 static enum status unknown_arch(const char *name, struct err *err)

@@ -121,7 +121,7 @@ struct arch_table {
     size_t n;
 };
 extern const struct arch_table archs_dense, archs_plain, archs_moe, archs_layers, archs_mla,
-    archs_hybrid;
+    archs_hybrid, archs_classic;
 
 /* archs.c: the row of the file's architecture. */
 enum status maker_find_arch(const struct gguf *g, const struct arch **out, struct err *err);

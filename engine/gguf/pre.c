@@ -74,6 +74,15 @@
     "\u0e00-\u0e7f\u0e80-\u0eff\u1780-\u17ff\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff"               \
     "\uac00-\ud7af\u1100-\u11ff]+"
 
+/* Falcon looks for numbers among the characters that stand for bytes. */
+#define FALCON                                                                                     \
+    "{\"type\":\"Punctuation\",\"behavior\":\"Contiguous\"},"                                      \
+    "{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"trim_offsets\":true,"                    \
+    "\"use_regex\":true},"                                                                         \
+    "{\"type\":\"Digits\",\"individual_digits\":false},"                                           \
+    "{\"type\":\"Split\",\"pattern\":{\"Regex\":\"[0-9][0-9][0-9]\"},"                             \
+    "\"behavior\":\"Isolated\",\"invert\":false}"
+
 enum { MAX_SPLITS = 5 };
 
 /* Text is split by each pattern in turn; then into single digits; then, if `words` is set, by
@@ -81,6 +90,7 @@ enum { MAX_SPLITS = 5 };
 struct gguf_pre {
     const char *names; // space-separated
     const char *splits[MAX_SPLITS];
+    const char *listed; // tokenizer.json's list of pre-tokenizers, in place of these
     bool digits, words;
     bool nfc, ignore_merges, adds_bos;
 };
@@ -107,6 +117,7 @@ static const struct gguf_pre rows[] = {
     {" olmo mpt ", .words = true, .nfc = true},
     {" starcoder refact smollm codeshell exaone minerva-7b mellum2 ", .digits = true,
      .words = true},
+    {" falcon ", .listed = FALCON},
     {" command-r ", .digits = true, .words = true, .nfc = true},
     {" deepseek-v3 hunyuan-dense joyai-llm ", .splits = {"\\p{N}{1,3}", CJK, DEEPSEEK}},
     {" deepseek-coder ", .splits = {"[\\r\\n]", "\\s?\\p{L}+", "\\s?\\p{P}+", CJK_AND_HANGUL},
@@ -169,6 +180,10 @@ void gguf_put_pre(const struct gguf_pre *p, struct buf *out)
         buf_puts(out, "\"normalizer\":null,");
     }
     buf_puts(out, "\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":[");
+    if (p->listed) {
+        buf_printf(out, "%s]},", p->listed);
+        return;
+    }
     for (size_t i = 0; i < MAX_SPLITS && p->splits[i]; i++) {
         buf_puts(out, "{\"type\":\"Split\",\"pattern\":{\"Regex\":");
         buf_put_json(out, p->splits[i], strlen(p->splits[i]));

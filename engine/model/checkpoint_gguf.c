@@ -2,6 +2,7 @@
 #include "engine/model/checkpoint_gguf.h"
 
 #include "engine/base/mem.h"
+#include "engine/base/optional.h"
 #include "engine/gguf/make.h"
 #include "engine/model/config.h"
 
@@ -32,10 +33,12 @@ static const struct role {
     enum taken_as as;
 } roles[] = {
     {"token_embd", NAME(embed), AS_IT_IS},
+    {"position_embd", NAME(positions), AS_IT_IS},
     {"token_embd_norm", NAME(final_norm), AS_IT_IS}, // LFM2's, whatever its name says
     {"output_norm", NAME(final_norm), AS_IT_IS},
     {"output", NAME(head), AS_IT_IS},
     {"blk.attn_norm", NAME(attn_norm), AS_IT_IS},
+    {"blk.attn_norm_2", NAME(attn_norm), AS_IT_IS},
     {"blk.post_attention_norm", NAME(attn_post_norm), AS_IT_IS},
     {"blk.post_attention_norm", NAME(ffn_norm), AS_IT_IS},
     {"blk.ffn_norm", NAME(ffn_norm), AS_IT_IS},
@@ -148,6 +151,7 @@ struct parsed {
     char base[MAX_NAME];
     int32_t layer; // -1: not in a layer
     const char *suffix;
+    const char *layers; // as in struct tensor_names
 };
 
 /* "blk.N.BASE.SUFFIX" or "BASE.SUFFIX", where the suffix is weight or bias, or "blk.N.BASE", which
@@ -237,14 +241,15 @@ static struct checkpoint_tensor describe(const struct gguf_tensor *g)
     return t;
 }
 
-/* Prefixes the names of a layer's tensors with "model.layers.12.". */
+/* Prefixes the names of a layer's tensors with "model.layers.12.", or the family's other word. */
 static void full_name(char out[MAX_NAME], const struct parsed *p, const char *base,
                       const char *suffix)
 {
     if (p->layer < 0) {
         snprintf(out, MAX_NAME, "%.200s%s", base, suffix);
     } else {
-        snprintf(out, MAX_NAME, "model.layers.%d.%.200s%s", p->layer, base, suffix);
+        snprintf(out, MAX_NAME, "model.%s%d.%.180s%s", or_text(p->layers, "layers."), p->layer,
+                 base, suffix);
     }
 }
 
@@ -357,12 +362,30 @@ static void reshape(struct checkpoint_tensor *t, enum taken_as as)
     }
 }
 
+/* Which of several names of a norm the tensor has. In Falcon's files with two norms the second is
+ * the one before attention, and the first is the MLP's; in others both read the only one. */
+static void choose_norm(const struct reader *r, const struct parsed *p, const char **base,
+                        char room[MAX_NAME])
+{
+    const bool two = gguf_find_tensor(r->g, "blk.0.attn_norm_2.weight") != NULL;
+    if (!strchr(*base, '|')) {
+        return;
+    }
+    if (!two) {
+        *base = strrchr(*base, '|') + 1;
+        return;
+    }
+    const char *names = strcmp(p->base, "blk.attn_norm") == 0 ? r->names->ffn_norm : *base;
+    snprintf(room, MAX_NAME, "%.*s", (int)strcspn(names, "|"), names);
+    *base = room;
+}
+
 /* Translates one tensor to the names of a safetensors checkpoint, so that the loader need not
  * distinguish the formats. A tensor without a role is an error, because dropping it would change
  * answers. */
 static enum status take(struct reader *r, const struct gguf_tensor *g)
 {
-    struct parsed p = {.layer = -1};
+    struct parsed p = {.layer = -1, .layers = r->names->layers};
     const char *base = NULL;
     const struct role *role = NULL;
     const bool is_name = parse(g->name, &p);
@@ -383,7 +406,8 @@ static enum status take(struct reader *r, const struct gguf_tensor *g)
         return take_experts(r, g, &p, base, role->as == EXPERT_PAIRS);
     }
     struct checkpoint_tensor t = describe(g);
-    char name[MAX_NAME];
+    char name[MAX_NAME], room[MAX_NAME];
+    choose_norm(r, &p, &base, room);
     reshape(&t, role->as);
     const char *suffix = p.suffix[0] ? p.suffix : ".weight"; // Falcon-H1's norms have none
     full_name(name, &p, base, role->as == BARE ? "" : suffix);

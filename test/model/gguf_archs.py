@@ -274,6 +274,26 @@ def keys_phi(config):
             "rope.freq_base": (F32, None), "rope.dimension_count": (U32, int(config["partial_rotary_factor"] * size))}
 
 
+def keys_classic(config):
+    """Which layers share keys is not read from GPT-2's files; Falcon's are all of its newer architecture."""
+    size = config["hidden_size"] // config["num_attention_heads"]
+    share = config.get("rope_parameters", {}).get("partial_rotary_factor")
+    return {"attention.layer_norm_epsilon": (F32, config.get("layer_norm_epsilon") or config["layer_norm_eps"]),
+            "attention.layer_norm_rms_epsilon": (F32, None), "attention.key_length": (U32, None),
+            "attention.value_length": (U32, None), "vocab_size": (U32, None),
+            "attention.head_count_kv": (U32, config.get("num_kv_heads")),
+            "rope.freq_base": (F32, None), "rope.dimension_count": (U32, int(share * size) if share else None),
+            "use_parallel_residual": (BOOL, config.get("use_parallel_residual"))}
+
+
+def by_kind(x, config):
+    """The rows of q, k and v, which a folder has by key head."""
+    heads, groups = config["num_attention_heads"], config.get("num_kv_heads") or config["num_attention_heads"]
+    x = x.reshape(groups, heads // groups + 2, config["hidden_size"] // heads, *x.shape[1:])
+    parts = x[:, :-2], x[:, -2:-1], x[:, -1:]
+    return numpy.concatenate([part.reshape(-1, *x.shape[3:]) for part in parts])
+
+
 def keys_granite(config):
     return {"attention.scale": (F32, config["attention_multiplier"]), "embedding_scale": (F32, config["embedding_multiplier"]),
             "residual_scale": (F32, config["residual_multiplier"]), "logit_scale": (F32, config["logits_scaling"]),
@@ -304,7 +324,9 @@ FAMILIES = {
     "nemotron": ("nemotron", keys_nemotron, False), "arcee": ("arcee", nothing, True), "dots1": ("dots1", keys_dots1, False),
     "olmo": ("olmo", keys_olmo, True), "olmoe": ("olmoe", nothing, False), "jais2": ("jais2", keys_layer_norm, False),
     "phi": ("phi2", keys_phi, False), "granitemoe": ("granitemoe", keys_granite, True),
-    "granitemoeshared": ("granitemoe", keys_granite, True),
+    "granitemoeshared": ("granitemoe", keys_granite, True), "gpt2": ("gpt2", keys_classic, False),
+    "gpt_neox": ("gptneox", keys_classic, False), "falcon": ("falcon", keys_classic, False),
+    "gpt_bigcode": ("starcoder", keys_classic, False),
     "bailing_hybrid": ("bailingmoe3", keys_bailing, False), "hy_v3": ("hy_v3", keys_hy_v3, False), "glm": ("chatglm", keys_glm, False)}
 NORMED_AFTER = ("exaone4", "olmo3")  # their norm of that name follows attention
 SANDWICH = ("afmoe", "muse_glimmer_text")  # the same, and their MLPs have norms on both sides
@@ -332,6 +354,11 @@ PARTS = {
     "shared_mlp.output_linear": "ffn_down_shexp", "self_attn.gate_proj": "attn_gate",
     "hnorm": "nextn.hnorm", "embed_tokens": "token_embd", "shared_head.head": "nextn.shared_head_head",
     "shared_head.norm": "nextn.shared_head_norm"}
+PARTS.update({
+    "wte": "token_embd", "wpe": "position_embd", "ln_f": "output_norm", "ln_1": "attn_norm", "ln_2": "ffn_norm", "attn.c_attn": "attn_qkv",
+    "attn.c_proj": "attn_output", "ln_attn": "attn_norm_2", "ln_mlp": "attn_norm", "embed_in": "token_embd", "embed_out": "output",
+    "final_layer_norm": "output_norm", "mlp.dense_h_to_4h": "ffn_up", "mlp.dense_4h_to_h": "ffn_down",
+    "self_attn.query_key_value": "attn_qkv", "self_attention.query_key_value": "attn_qkv", "self_attention.dense": "attn_output"})
 for each in ("q", "k", "v"):
     PARTS["self_attn.%s_conv1d" % each] = "ssm_conv1d_" + each
 for half in ("gate", "up", "down"):
@@ -342,7 +369,7 @@ for half in ("gate", "up", "down"):
 
 
 def renamed(name, config):
-    base, layer = name.removeprefix("model."), ""
+    base, layer = re.sub(r"^(model|transformer|gpt_neox)\.(h\.(?=\d))?", lambda m: "layers." if m[2] else "", name), ""
     if base.startswith("layers."):
         _, number, base = base.split(".", 2)
         layer = "blk.%s." % number
@@ -401,6 +428,10 @@ def converted(name, x, config):
         yield renamed(name, config), x + 1
     elif "conv1d" in part:
         yield renamed(name, config), x.reshape(1, x.shape[0], 1, x.shape[-1])
+    elif "query_key_value" in part:
+        yield renamed(name, config), by_kind(x, config)
+    elif family == "gpt2" and re.search(r"\.c_\w+\.weight$", part):
+        yield renamed(name, config), x.T
     elif part.endswith("A_log"):
         yield renamed(name, config), numpy.exp(x).reshape(-1, 1) if family == "bailing_hybrid" else -numpy.exp(x)
     else:
@@ -462,7 +493,14 @@ def divisors(rope, size, theta):
 def read_config(folder):
     with open(os.path.join(folder, "config.json")) as f:
         config = json.load(f)
+    for name, other in OTHER_KEYS.items():
+        if name in config:
+            config[other] = config[name]
     return {**config, **config.get("text_config", {})}
+
+
+OTHER_KEYS = {"n_embd": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads", "n_inner": "intermediate_size",
+              "n_positions": "max_position_embeddings", "ffn_hidden_size": "intermediate_size"}
 
 
 def convert(folder, path, type_of=lambda name, x: "F32", more=()):

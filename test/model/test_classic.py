@@ -6,6 +6,7 @@ import struct
 
 import pytest
 
+import gguf_archs
 import golden
 from golden import GOLDEN
 from test_checkpoint import Checkpoint, off, run, scores
@@ -100,6 +101,18 @@ def test_stored_masks_are_no_weights(name, module, tmp_path):
     done = run(c.folder, "--log-level", "warn")
     assert done.returncode == 0 and not done.stderr, done.stderr
     assert scores(c.folder) == scores(source(name))
+
+
+def test_a_gguf_file_of_falcon_with_one_norm(tmp_path):
+    """As of Falcon 7B, in a file with all matrices in half precision."""
+    c = changed(tmp_path / "model", "falcon", {"num_ln_in_parallel_attn": 1})
+    c.header = {name.replace("ln_attn", "input_layernorm"): entry for name, entry in c.header.items()
+                if name != "__metadata__" and "ln_mlp" not in name}
+    c.write()
+    want = scores(c.folder)
+    assert want != scores(source("falcon"))
+    path = gguf_archs.convert(c.folder, str(tmp_path / "m.gguf"), lambda name, x: "F16")
+    assert off(want, scores(path)) < 0.05
 
 
 @pytest.mark.parametrize("name", CLASSIC)

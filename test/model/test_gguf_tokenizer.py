@@ -12,7 +12,7 @@ from test_tokenizer import NAMES, ROOT, SHARED, TOK, check, decode_lines, encode
     without_special_ids
 
 OWN = {"gpt2": "gpt-2", "llama3": "llama-bpe", "qwen2": "qwen2", "qwen35": "qwen35", "o200k": "gpt-4o",
-       "deepseek": "deepseek-v3", "starcoder": "starcoder", "llama2": "", "gemma": ""}
+       "deepseek": "deepseek-v3", "falcon": "falcon", "starcoder": "starcoder", "llama2": "", "gemma": ""}
 REAL = {"deepseek-llm": "deepseek-llm", "gpt-2": "gpt-2", "llama-3": "llama-bpe", "qwen2": "qwen2", "gpt-oss": "gpt-4o", "granite-3": "refact",
         "tekken-style": "tekken", "deepseek3-style": "deepseek-v3", "llama-2": "", "phi-3": "", "mini-llama-2": "",
         "mini-llama-3": "llama-bpe", "mini-qwen2": "qwen2"}
