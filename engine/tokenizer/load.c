@@ -464,6 +464,35 @@ static enum status load_gguf(const char *path, struct tokenizer **out, struct er
     return st;
 }
 
+/* Loads a tokenizer from the two files that are in place of tokenizer.json. */
+static enum status load_pair(const char *dir, struct tokenizer **out, struct err *err)
+{
+    struct buf json, map;
+    char *config = NULL;
+    struct tokenizer_files files = {0};
+    buf_init(&json, MAX_FILE_BYTES);
+    buf_init(&map, 1 << 24);
+    enum status st = pair_make(dir, &json, &map, err);
+    if (st == OK) {
+        st = read_beside(dir, "tokenizer_config.json", &config, &files.config_bytes, err);
+    }
+    if (st == OK) {
+        files.json = json.data;
+        files.json_bytes = json.n_bytes;
+        files.map = map.data;
+        files.map_bytes = map.n_bytes;
+        files.config = config;
+        st = tokenizer_load_memory(&files, out, err);
+        if (st != OK) {
+            st = err_prefix(err, st, "%s: vocab.json and merges.txt", dir);
+        }
+    }
+    free(config);
+    buf_deinit(&json);
+    buf_deinit(&map);
+    return st;
+}
+
 enum status tokenizer_load(const char *dir_or_file, struct tokenizer **out, struct err *err)
 {
     bool is_gguf;
@@ -475,6 +504,9 @@ enum status tokenizer_load(const char *dir_or_file, struct tokenizer **out, stru
     bool is_file = ends_in_json(dir_or_file);
     if (strlen(dir_or_file) > 4000) {
         return err_set(err, ERR_INVALID, "the path is too long");
+    }
+    if (!is_file && !folder_has(dir_or_file, "tokenizer.json") && tokenizer_is_in(dir_or_file)) {
+        return load_pair(dir_or_file, out, err);
     }
     snprintf(path, sizeof path, is_file ? "%s" : "%s/tokenizer.json", dir_or_file);
     struct file_map map;

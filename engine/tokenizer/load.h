@@ -39,4 +39,8 @@ const char *loader_text(const struct json_scan *sc, struct buf *b, size_t *n);
 enum status load_vocab(struct loader *l);
 enum status load_merges(struct loader *l);
 
+/* load_pair.c: makes the texts of tokenizer.json and special_tokens_map.json from GPT-2's
+ * vocab.json and merges.txt. */
+enum status pair_make(const char *dir, struct buf *json, struct buf *map, struct err *err);
+
 #endif

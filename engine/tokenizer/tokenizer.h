@@ -38,9 +38,10 @@ struct tokenizer_flags {
     bool parse_special; // recognise special tokens in text that is not user input
 };
 
-/* Reads a model folder (tokenizer.json, and if they exist tokenizer_config.json and
- * special_tokens_map.json) or a single tokenizer.json. The caller frees *out with
- * tokenizer_free. */
+/* Reads a model folder (tokenizer.json, or GPT-2's vocab.json and merges.txt, and if they exist
+ * tokenizer_config.json and special_tokens_map.json) or a single tokenizer.json. The caller frees
+ * *out with tokenizer_free. tokenizer_is_in: whether the folder, or GGUF file, has a tokenizer. */
+bool tokenizer_is_in(const char *dir);
 enum status tokenizer_load(const char *dir_or_file, struct tokenizer **out, struct err *err);
 
 /* Reads the files from memory; `config` and `map` (the two other files) may be NULL. */

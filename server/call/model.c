@@ -401,7 +401,7 @@ static enum status make_tokenizer_info(struct call_model *m, const char *dir, st
 
 static bool is_folder(const char *path)
 {
-    return folder_has(path, "tokenizer.json");
+    return tokenizer_is_in(path);
 }
 
 static bool has_tokenizer(const char *path)

@@ -125,6 +125,13 @@ static struct pull_file *add_file(struct pull *p, const char *path)
     return f;
 }
 
+/* True for what GPT-2's older folders have in place of tokenizer.json. */
+static bool is_in_its_place(const char *path)
+{
+    return strcmp(path, "vocab.json") == 0 || strcmp(path, "merges.txt") == 0 ||
+           strcmp(path, "added_tokens.json") == 0;
+}
+
 /* Adds the files other than weights that the engine reads. */
 static enum status add_small(struct pull *p)
 {
@@ -134,9 +141,11 @@ static enum status add_small(struct pull *p)
                        "Hugging Face's format",
                        p->name->id);
     }
+    const bool whole = hub_paths_has(&p->listed, "tokenizer.json");
     for (size_t i = 0; i < p->listed.n; i++) {
-        if (hub_is_needed(p->listed.items[i])) {
-            add_file(p, p->listed.items[i]);
+        const char *path = p->listed.items[i];
+        if (hub_is_needed(path) && !(whole && is_in_its_place(path))) {
+            add_file(p, path);
         }
     }
     return OK;

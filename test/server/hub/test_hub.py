@@ -136,6 +136,14 @@ def test_the_cache_has_the_layout_and_only_the_needed_files(hub, env):
         assert open(os.path.join(folder, name), "rb").read() == SMALL[name]
 
 
+def test_gpt2s_vocabulary_is_downloaded_in_place_of_a_tokenizer_json(hub, env):
+    pair = {"vocab.json": b"{}", "merges.txt": b"a b", "added_tokens.json": b"{}"}
+    hub.add("org/small", {**SMALL, **pair})
+    hub.add("org/pair", {**{k: v for k, v in SMALL.items() if k != "tokenizer.json"}, **pair})
+    assert sorted(os.listdir(pull(env))) == sorted(SMALL)
+    assert sorted(os.listdir(pull(env, "org/pair"))) == ["added_tokens.json", "config.json", "merges.txt", "model.safetensors", "vocab.json"]
+
+
 def test_only_weights_in_the_index_are_downloaded(hub, env):
     index = {"weight_map": {"a": "m-1.safetensors", "b": "m-2.safetensors", "c": "m-1.safetensors"}}
     files = {"config.json": b"{}", "model.safetensors.index.json": json.dumps(index).encode(), "m-1.safetensors": b"1" * 3000,
