@@ -79,9 +79,12 @@ static bool is_plain_matrix(const struct checkpoint_tensor *t)
     return is_float && t->n_dims == 2 && t->dims[0] > 0 && t->dims[1] > 0 && base_bytes(t->name);
 }
 
+/* GPT-2's matrices. Those of other families with its layers' names have names of their own, except
+ * StarCoder's. */
 static bool is_gpt2(const char *name)
 {
-    return strncmp(name, "h.", 2) == 0 || strncmp(name, "transformer.h.", 14) == 0;
+    const bool layers = strncmp(name, "h.", 2) == 0 || strncmp(name, "transformer.h.", 14) == 0;
+    return layers && strstr(name, ".c_") != NULL;
 }
 
 /* The projections of attention, feed-forward parts and experts are quantised. Heads, embeddings,
@@ -112,6 +115,8 @@ static bool is_quantised(const struct checkpoint_tensor *t)
                                         "dense_4h_to_h",
                                         "fc1",
                                         "fc2",
+                                        "fc_in",
+                                        "fc_out",
                                         "c_fc",
                                         "c_proj"};
     if (!is_plain_matrix(t) || wrapper_is_tower(t->name) || is_gpt2(t->name)) {

@@ -3,6 +3,7 @@
 import json
 import os
 import struct
+import subprocess
 
 import pytest
 
@@ -113,6 +114,13 @@ def test_a_gguf_file_of_falcon_with_one_norm(tmp_path):
     assert want != scores(source("falcon"))
     path = gguf_archs.convert(c.folder, str(tmp_path / "m.gguf"), lambda name, x: "F16")
     assert off(want, scores(path)) < 0.05
+
+
+def test_transposed_matrices_are_not_quantised_into_a_folder(tmp_path):
+    """Rows of their tensors are inputs, so scales of rows would be those of inputs."""
+    done = subprocess.run([golden.SLUICE, "quantize", source("gpt2"), str(tmp_path / "out"), "--format", "fp8"],
+                          capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "no projection" in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize("name", CLASSIC)

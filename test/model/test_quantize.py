@@ -151,7 +151,7 @@ def test_the_quantised_module_drafts(made):
     assert plain_right > plain_drafts / 2 and right / drafts > 0.9 * plain_right / plain_drafts, (right, drafts)
 
 
-@pytest.mark.parametrize("family", ["deepseek-v3", "mixtral", "phi-3", "qwen2-moe", "starcoder2",
+@pytest.mark.parametrize("family", ["deepseek-v3", "mixtral", "phi-3", "qwen2-moe", "starcoder2", "gpt-neox", "falcon",
                                     os.path.join(golden.FAMILIES, "glm-5")], ids=os.path.basename)
 def test_the_same_modules_are_quantised_as_while_loading(family, tmp_path):
     model, out = os.path.join(golden.GOLDEN, family), str(tmp_path / "out")
