@@ -54,6 +54,22 @@ static const struct tensor_names falcon_names = {.layers = "h.",
                                                  .up = "mlp.dense_h_to_4h",
                                                  .down = "mlp.dense_4h_to_h"};
 
+/* The MLP's width has a name of its own in some classes. It has become intermediate_size by now,
+ * unless the config has both, of which the class reads its own. */
+static enum status own_width(const struct json *j, const char *key, struct model_config *c,
+                             struct err *err)
+{
+    const struct json *node = json_get(j, key);
+    if (!node) {
+        return OK;
+    }
+    if (json_type(node) == JSON_NULL) {
+        c->ffn = 4 * c->hidden;
+        return OK;
+    }
+    return family_size(j, key, 1 << 22, &c->ffn, err);
+}
+
 /* What all of them share. In their classes the heads fill the hidden size exactly, and unless the
  * family says otherwise each has keys of its own, whatever other keys of the config say. */
 static enum status classic(const struct json *j, const char *eps_key, bool biased,
@@ -86,6 +102,7 @@ static enum status read_gpt(const struct json *j, struct model_config *c, struct
 {
     TRY(family_must_be(j, "add_cross_attention", false, err));
     TRY(classic(j, "layer_norm_epsilon", true, c, err));
+    TRY(own_width(j, "n_inner", c, err));
     learned_positions(c, 0);
     if (!json_get_bool(j, "scale_attn_weights", true)) {
         c->attn_scale = 1.0f;
@@ -124,6 +141,7 @@ static enum status read_opt(const struct json *j, struct model_config *c, struct
     }
     TRY(family_must_be(j, "_remove_final_layer_norm", false, err));
     TRY(classic(j, "layer_norm_eps", json_get_bool(j, "enable_bias", true), c, err));
+    TRY(own_width(j, "ffn_dim", c, err));
     c->norm_eps = 1e-5f; // whatever the config says
     if (!json_get_bool(j, "layer_norm_elementwise_affine", true)) {
         c->bare_norms = true;
@@ -171,6 +189,7 @@ static enum status read_falcon(const struct json *j, struct model_config *c, str
 {
     TRY(family_must_be(j, "alibi", false, err));
     TRY(classic(j, "layer_norm_epsilon", json_get_bool(j, "bias", false), c, err));
+    TRY(own_width(j, "ffn_hidden_size", c, err));
     if (json_get_bool(j, "new_decoder_architecture", false)) {
         TRY(read_new_falcon(j, c, err));
     } else {
@@ -193,6 +212,7 @@ static enum status read_gptj(const struct json *j, struct model_config *c, struc
     const char *type = rope_type(rope_params(j));
     TRY(family_must_be(j, "tie_word_embeddings", false, err)); // the head has a bias of its own
     TRY(classic(j, "layer_norm_epsilon", false, c, err));
+    TRY(own_width(j, "n_inner", c, err));
     TRY(family_positive("rotary_dim", rotated, c->head_dim, err));
     if (strcmp(type, "default") != 0) {
         return err_set(err, ERR_UNSUPPORTED,

@@ -11,10 +11,8 @@ def sizes(rng, heads=(1, 2, 4, 6, 7), dims=(8, 16, 24)):
 
 
 def mlp(rng, c, key):
-    """The width has another name in each class, which may leave it to four times the hidden size."""
-    width = rng.choice([c["hidden_size"] * 4, 96, 136])
-    c["intermediate_size"] = width
-    c[key] = None if width == c["hidden_size"] * 4 and key == "n_inner" else width
+    """The width has another name in each class, which ignores the usual one."""
+    c[key] = rng.choice([None if key != "ffn_dim" else 200, 96, 136])
 
 
 def gpt(rng):
