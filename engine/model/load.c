@@ -155,7 +155,7 @@ static enum status load_ends(struct loader *l)
 {
     const struct model_config *c = l->c;
     struct model *m = l->m;
-    TRY(part_table(l, c->names->embed, c->hidden, &m->embed));
+    TRY(part_table(l, part_embed_name(l), c->hidden, &m->embed));
     if (c->n_positions > 0) {
         const int64_t n = (int64_t)c->first_position + c->n_positions;
         TRY(part_lookup(l, c->names->positions, n, c->hidden, &m->positions));
@@ -173,7 +173,7 @@ static enum status load_ends(struct loader *l)
         m->head = m->embed;
         return OK;
     }
-    const char *base = tied ? c->names->embed : c->names->head;
+    const char *base = tied ? part_embed_name(l) : c->names->head;
     return part_head(l, base, true);
 }
 

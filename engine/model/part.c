@@ -41,10 +41,19 @@ static bool is_computed_in(const struct checkpoint_tensor *t)
     return t->dtype_known && (t->dtype == DT_F32 || t->dtype == DT_BF16 || t->dtype == DT_F16);
 }
 
+/* Of two tied matrices, some files have only the one that is called the head. */
+const char *part_embed_name(const struct loader *l)
+{
+    const struct tensor_names *names = l->c->names;
+    const bool only_head = l->options->checkpoint && l->c->tied && !part_exists(l, names->embed) &&
+                           part_exists(l, names->head);
+    return only_head ? names->head : names->embed;
+}
+
 enum dtype part_embed_dtype(const struct loader *l, enum dtype otherwise)
 {
     char name[NAME_BYTES];
-    snprintf(name, sizeof name, "%s.weight", l->c->names->embed);
+    snprintf(name, sizeof name, "%s.weight", part_embed_name(l));
     const struct checkpoint_tensor *embed = part_find(l, name);
     if (embed && is_computed_in(embed)) {
         return embed->dtype;
@@ -181,6 +190,7 @@ static const struct name_form forms[] = {
     {"decoder.", ""},
     {"", ""},
 };
+enum { N_FORMS = sizeof forms / sizeof forms[0] };
 
 /* The mixtures tell which names a checkpoint has. */
 static bool has_inner_names(struct loader *l)
@@ -200,7 +210,8 @@ static bool has_inner_names(struct loader *l)
     return found;
 }
 
-/* Finds the form of names with a tensor that every model has. */
+/* Finds the form of names with a tensor that every model has: the embedding, or if it is stored
+ * only as the head, the final norm. */
 static void find_prefix(struct loader *l)
 {
     const struct tensor_names *names = l->c->names;
@@ -210,9 +221,9 @@ static void find_prefix(struct loader *l)
     } else {
         sure = names->embed;
     }
-    for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++) {
-        l->form = &forms[i];
-        if (part_exists(l, sure)) {
+    for (size_t i = 0; i < 2 * N_FORMS; i++) {
+        l->form = &forms[i % N_FORMS];
+        if (part_exists(l, or_empty(i < N_FORMS ? sure : names->final_norm))) {
             return;
         }
     }

@@ -83,6 +83,8 @@ const char *part_named(const struct loader *l, const char *name, char room[NAME_
  * same name. */
 const char *part_inner_name(const char *name, char room[NAME_BYTES]);
 void part_full_name(const struct loader *l, const char *base, char out[NAME_BYTES]);
+/* The name of the embedding, or of the head if the file has the two tied matrices only as that. */
+const char *part_embed_name(const struct loader *l);
 /* The dtype of the stored embedding; `otherwise` if it is unsupported. */
 enum dtype part_embed_dtype(const struct loader *l, enum dtype otherwise);
 /* True if one matrix serves as embedding and head. */

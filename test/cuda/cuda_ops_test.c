@@ -292,7 +292,7 @@ TEST(embed_gather_and_pool_agree)
  */
 TEST(embed_with_positions_agrees)
 {
-    enum { POSITIONS = 90, FIRST = 2 };
+    enum { POSITIONS = 90, BEFORE = 2 };
     NEED_GPU();
     for (int32_t d = 0; d < COUNT(pair_dtypes); d++) {
         struct pair p;
@@ -309,7 +309,7 @@ TEST(embed_with_positions_agrees)
         struct pair_tensor x = tensor_poisoned(&p, n_rows, limits.hidden + 4, p.dtype);
         step_begin(&p);
         pass_begin(&p, &t);
-        struct embed_args e = {.n_rows = n_rows, .scale = 1.5f, .first_position = FIRST};
+        struct embed_args e = {.n_rows = n_rows, .scale = 1.5f, .first_position = BEFORE};
         BOTH(&p, embed, e, e.table = w.w[b]; e.x = x.t[b]; e.positions = positions.w[b]);
         pass_end(&p);
         step_end(&p, NULL);

@@ -89,6 +89,19 @@ def test_names_without_their_prefix(name, old, new, tmp_path):
     assert scores(renamed(c, lambda n: n.replace(old, new, 1))) == scores(source(name))
 
 
+@pytest.mark.parametrize("name, embed", [("gpt2", "transformer.wte"), ("opt", "model.decoder.embed_tokens"),
+                                         ("falcon", "transformer.word_embeddings"), ("llama-tied", "model.embed_tokens")])
+def test_a_tied_matrix_may_be_stored_as_the_head_only(name, embed, tmp_path):
+    """As converters store it that keep one of two equal tensors."""
+    c = Checkpoint(tmp_path / "model", source(name))
+    folder = renamed(c, lambda n: "lm_head.weight" if n == embed + ".weight" else n)
+    for flags in ([], ["--tensor-parallel-size", "2", *golden.TWO_THREADS]):
+        assert off(scores(folder, *flags), scores(source(name), *flags)) == 0
+    c.config["tie_word_embeddings"] = False
+    c.write_config()
+    assert embed in told(run(c.folder))
+
+
 @pytest.mark.parametrize("name, module", [("gpt2", "transformer.h.{}.attn."), ("gpt-neox", "gpt_neox.layers.{}.attention.")])
 def test_stored_masks_are_no_weights(name, module, tmp_path):
     """Old files have them; the value for what is masked is infinite in half precision."""
