@@ -2,15 +2,18 @@
 """The families before Llama: limits of learned positions, forms of their files, and which values are refused by name."""
 import json
 import os
+import shutil
 import struct
 import subprocess
 
 import pytest
 
 import gguf_archs
+import gguf_files
 import golden
 from golden import GOLDEN
 from test_checkpoint import Checkpoint, off, run, scores
+from test_gguf_archs import write_safetensors
 
 CLASSIC = ("gpt2", "opt", "gpt-neox", "falcon")
 
@@ -127,6 +130,35 @@ def test_a_gguf_file_of_falcon_with_one_norm(tmp_path):
     assert want != scores(source("falcon"))
     path = gguf_archs.convert(c.folder, str(tmp_path / "m.gguf"), lambda name, x: "F16")
     assert off(want, scores(path)) < 0.05
+
+
+def starcoder(path):
+    """GPT-2's model as one of StarCoder's, in which all heads share the keys of the first one."""
+    config = gguf_archs.read_config(source("gpt2"))
+    size = config["n_embd"] // config["n_head"]
+    shared = [*range(config["n_embd"]), *range(config["n_embd"], config["n_embd"] + size),
+              *range(2 * config["n_embd"], 2 * config["n_embd"] + size)]
+    tensors = {}
+    for name, x in gguf_files.safetensors(source("gpt2")).items():
+        x = x.T if ".c_" in name and x.ndim == 2 else x
+        tensors[name] = x[shared] if ".c_attn." in name else x
+    shutil.copytree(source("gpt2"), path)
+    (path / "model.safetensors").unlink()
+    write_safetensors(path / "model.safetensors", tensors)
+    config.update(model_type="gpt_bigcode", multi_query=True, num_kv_heads=1, activation_function="gelu_pytorch_tanh")
+    (path / "config.json").unlink()
+    (path / "config.json").write_text(json.dumps(config))
+    return str(path)
+
+
+def test_a_gguf_file_of_starcoder(tmp_path):
+    folder = starcoder(tmp_path / "model")
+    path = gguf_archs.convert(folder, str(tmp_path / "m.gguf"))
+    assert off(scores(folder), scores(path)) < 1e-4
+    assert off(scores(folder), scores(source("gpt2"))) > 1e-2
+    assert off(scores(folder), scores(folder, "--tensor-parallel-size", "2", *golden.TWO_THREADS)) < 1e-4
+    several = gguf_archs.convert(folder, str(tmp_path / "several.gguf"), more={"attention.head_count_kv": (gguf_files.U32, 4)})
+    assert "starcoder.attention.head_count_kv is 4" in told(run(several))
 
 
 def test_transposed_matrices_are_not_quantised_into_a_folder(tmp_path):
