@@ -89,6 +89,11 @@ enum status cuda_op_moe(struct backend *base, const struct norm_args *norm,
                         const struct shared_expert_args *shared, const struct moe_route_args *route,
                         const struct moe_ffn_args *ffn);
 
+/* cuda_ops_streams.c */
+enum status cuda_op_streams(struct backend *base, const struct streams_args *a);
+enum status cuda_op_rms_match(struct backend *base, const struct rms_match_args *a);
+enum status cuda_op_cutoff(struct backend *base, const struct cutoff_args *a);
+
 /* cuda_ops_state.c */
 enum status cuda_op_short_conv(struct backend *base, const struct short_conv_args *a);
 enum status cuda_op_gated_conv(struct backend *base, const struct gate_args *before,

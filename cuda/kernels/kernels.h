@@ -147,6 +147,12 @@ cudaError_t k_join_shards(cudaStream_t stream, const float *shards, float *out, 
 cudaError_t k_pool(cudaStream_t stream, const struct pool_args *a, const struct pass_view *pass,
                    int32_t n_pool, float *results);
 
+/* ---- streams.cu */
+cudaError_t k_streams(cudaStream_t stream, const struct streams_args *a, const float *router,
+                      const float *coefs, const float *scale);
+cudaError_t k_rms_match(cudaStream_t stream, const struct rms_match_args *a);
+cudaError_t k_cutoff(cudaStream_t stream, const struct cutoff_args *a);
+
 /* ---- state/hidden.cu. rows: [slot][width], as K of one head */
 cudaError_t k_hidden_store(cudaStream_t stream, const struct hidden_args *a,
                            const struct kv_view *rows, const struct pass_view *pass);

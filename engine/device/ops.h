@@ -367,6 +367,46 @@ struct gate_args {
     float scale, eps;
 };
 
+/* ---- models with several residual streams per row (AltUp) */
+
+enum { MAX_STREAMS = 8 };
+
+/* One stream, `active`, passes through a layer, and the layer changes the others by coefficients of
+ * the row: with m[k] = tanh(router_scale * in . router[k]) and c = coefs m,
+ *
+ *   before it:  streams[i] += sum over ascending j of c[i * n + j] * streams[j];
+ *               x = streams[active]
+ *   after it:   streams[i] += (1 + c[i]) * (x - streams[active]);
+ *               x = streams[active] * scale
+ *
+ * where the right sides have the values from before the op, except that x is assigned last. */
+struct streams_args {
+    struct tensor streams;       // [n_rows, n, width], residual dtype; changed in place
+    struct tensor x;             // [n_rows, width], residual dtype
+    struct tensor in;            // [n_rows, width], act dtype
+    const struct weight *router; // VECTOR [n, width]
+    const struct weight *coefs;  // VECTOR [n * n, n], or after the layer [n, n]
+    const struct weight *scale;  // VECTOR [width], for `after`; NULL: ones
+    int32_t n_rows, width, n, active;
+    float router_scale;
+    bool after;
+};
+
+/* out = x * rms(like) / max(rms(x), sqrt(floor)), where rms is the root of the mean square. */
+struct rms_match_args {
+    struct tensor x, like, out; // [n_rows, width]; x and out may be the same
+    int32_t n_rows, width;
+    float floor;
+};
+
+/* x = max(x - mean - deviations * deviation, 0), with the mean and the standard deviation of the
+ * row's own elements: zero for all elements but the few that stand out. */
+struct cutoff_args {
+    struct tensor x; // [n_rows, width]; changed in place
+    int32_t n_rows, width;
+    float deviations;
+};
+
 /* The shared expert of a mixture, or an MLP beside it: writes down(act(up(x))), times the row's
  * gate if there is one, to down.y. */
 struct shared_expert_args {
@@ -583,6 +623,12 @@ struct backend_ops {
      * intermediate results need not be stored. */
     enum status (*gated_conv)(struct backend *be, const struct gate_args *before,
                               const struct short_conv_args *conv, const struct gate_args *after);
+
+    /* Optional: NULL if models with several streams (the first two), or with sparse activations,
+     * are unsupported. */
+    enum status (*streams)(struct backend *be, const struct streams_args *a);
+    enum status (*rms_match)(struct backend *be, const struct rms_match_args *a);
+    enum status (*cutoff)(struct backend *be, const struct cutoff_args *a);
 
     /* ---- hidden states by slot: all of these or none (NULL: draft heads are unsupported).
      * hidden_open is called with kv_open. */
