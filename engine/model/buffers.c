@@ -27,7 +27,7 @@ static int64_t larger(int64_t a, int64_t b)
 static struct widths widest_of(const struct model *m)
 {
     const struct model_config *c = m->config;
-    struct widths w = {.ffn = larger(m->shard.shared_ffn, c->layer_input),
+    struct widths w = {.ffn = larger(m->shard.shared_ffn, larger(c->layer_input, c->branch_rank)),
                        .attn = m->shard.state.out_width};
     for (int32_t i = 0; i < c->n_layers; i++) {
         const struct layer_share share = model_layer_share(c, &m->shard, i);
@@ -43,7 +43,7 @@ static struct widths widest_of(const struct model *m)
         const int64_t index = (int64_t)c->index.n_heads * c->index.head_dim;
         w.qkv = larger(w.qkv, qkv + gates[c->attn_gate] + index);
         w.attn = larger(w.attn, attn);
-        w.ffn = larger(w.ffn, share.ffn);
+        w.ffn = larger(w.ffn, share.gates);
         w.heads = larger(w.heads, n_heads);
     }
     return w;
@@ -93,6 +93,14 @@ static int32_t plan_buffers(struct model *m, int32_t max_rows, int32_t max_out,
         p[n++] = (struct buffer_plan){&m->inputs_proj_out, NULL, m->act, all, max_rows};
         p[n++] = (struct buffer_plan){&m->out_input, NULL, m->residual, c->layer_input, max_out};
     }
+    if (c->streams.n > 0) {
+        const int64_t all = (int64_t)c->streams.n * c->hidden;
+        p[n++] = (struct buffer_plan){&m->streams, NULL, m->residual, all, max_rows};
+        p[n++] = (struct buffer_plan){&m->out_streams, NULL, m->residual, all, max_out};
+    }
+    if (c->branch_rank > 0) {
+        p[n++] = (struct buffer_plan){&m->branch, NULL, m->act, c->hidden, max_rows};
+    }
     if (c->n_state_layers > 0) {
         const struct state_layer *g = &s->state.layer;
         p[n++] = (struct buffer_plan){&m->mix, NULL, m->act, s->state.width, max_rows};
@@ -129,8 +137,8 @@ static int32_t plan_buffers(struct model *m, int32_t max_rows, int32_t max_out,
     return n;
 }
 
-/* Upper bound of the number of rows that plan_buffers fills; today at most 33. */
-enum { MAX_BUFFERS = 34 };
+/* Upper bound of the number of rows that plan_buffers fills; today at most 36. */
+enum { MAX_BUFFERS = 37 };
 
 /* An upper bound, for planning memory before anything is allocated. It includes 256 bytes of
  * alignment per buffer. */
@@ -151,8 +159,8 @@ size_t model_setup_bytes(const struct model *m, int32_t max_rows, int32_t max_ou
 enum status model_setup(struct model *m, int32_t max_rows, int32_t max_out, struct tensor logits,
                         struct tensor logits_local)
 {
-    const bool x_is_read =
-        m->config->norm_place == NORM_POST || m->config->layer_input > 0 || m->config->embed_normed;
+    const bool x_is_read = m->config->norm_place == NORM_POST || m->config->layer_input > 0 ||
+                           m->config->embed_normed || m->config->streams.n > 0;
     ASSERT(m->act == m->residual || !x_is_read);
     ASSERT(m->max_hidden <= MAX_HIDDEN_LAYERS);
     struct buffer_plan p[MAX_BUFFERS];

@@ -5,6 +5,7 @@
 #include "engine/base/file.h"
 #include "engine/base/json.h"
 #include "engine/base/log.h"
+#include "engine/base/minmax.h"
 #include "engine/gguf/folder.h"
 #include "engine/model/overrides.h"
 #include "engine/model/wrappers.h"
@@ -44,6 +45,32 @@ static enum status option_int(const struct json *j, const char *key, int64_t max
     return need_int(j, key, max, out, err);
 }
 
+/* The width of the MLPs: one number, or one for each layer. */
+static enum status read_widths(const struct json *j, struct model_config *c, struct err *err)
+{
+    enum { WIDEST = 1 << 22 };
+    const struct json *widths = json_get(j, "intermediate_size");
+    if (!json_is(widths, JSON_ARRAY)) {
+        return option_int(j, "intermediate_size", WIDEST, c->hidden * 4, &c->ffn, err);
+    }
+    int32_t i = 0;
+    for (const struct json *v = json_first(widths); v; v = json_next(v), i++) {
+        int64_t n;
+        if (!json_int64(v, &n) || n < 1 || n > WIDEST || i >= c->n_layers) {
+            break;
+        }
+        c->layers[i].ffn = (int32_t)n;
+        c->ffn = greater(c->ffn, c->layers[i].ffn);
+    }
+    if (i != c->n_layers || json_count(widths) != (size_t)i) {
+        return err_set(err, ERR_FORMAT,
+                       "config.json: intermediate_size must be an integer from 1 to %d, or a list "
+                       "with one for each layer",
+                       WIDEST);
+    }
+    return OK;
+}
+
 /* The sizes that all families have. Their bounds keep later products inside int64_t. */
 static enum status read_dims(const struct json *j, struct model_config *c, struct err *err)
 {
@@ -58,7 +85,7 @@ static enum status read_dims(const struct json *j, struct model_config *c, struc
     }
     TRY(need_int(j, "num_attention_heads", 4096, &c->n_heads, err));
     TRY(need_int(j, "vocab_size", 1 << 24, &c->vocab, err));
-    TRY(option_int(j, "intermediate_size", 1 << 22, c->hidden * 4, &c->ffn, err));
+    TRY(read_widths(j, c, err));
     TRY(option_int(j, "num_key_value_heads", c->n_heads, c->n_heads, &c->n_kv_heads, err));
     TRY(option_int(j, "head_dim", 4096, c->hidden / c->n_heads, &c->head_dim, err));
     TRY(option_int(j, "max_position_embeddings", MAX_POSITIONS, 2048, &c->max_pos, err));
@@ -447,6 +474,10 @@ static enum status read_config(struct json *root, struct model_config *c, struct
     }
     TRY(read_activation(j, c, err));
     TRY(family->read(j, c, err));
+    if (json_is(json_get(j, "intermediate_size"), JSON_ARRAY) && !c->widths_by_layer) {
+        return err_set(err, ERR_UNSUPPORTED,
+                       "config.json: intermediate_size cannot be a list in this family");
+    }
     if (c->act == ACT_XIELU && !c->names->act) {
         return err_set(err, ERR_UNSUPPORTED,
                        "config.json: the activation 'xielu' is not supported in this family");

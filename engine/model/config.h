@@ -46,6 +46,12 @@ struct layer_config {
     float ffn_out_scale; // as attn_out_scale
     // A limit above 0 makes the activation ACT_SILU_CLAMPED. mlp_limit: also of shared experts.
     float experts_limit, mlp_limit;
+    // Of the MLP's gates only those are open that exceed their mean by this many standard
+    // deviations.
+    struct {
+        bool is_on;
+        float deviations;
+    } cutoff;
     // xIELU's parameters as checkpoints store them, if the config has them.
     struct {
         bool is_known;
@@ -108,8 +114,9 @@ struct model_config {
      * set what depends on it. */
     enum status (*read_layers)(const struct json *j, struct model_config *c, struct err *err);
     int32_t n_kv_layers, n_state_layers; // n_kv_layers: of the KV set, indexers included
-    int32_t last_store; // index of the last layer that stores keys and values, or a state
-    bool tied, untied;  // untied: config.json says that the head is a separate matrix
+    int32_t last_store;   // index of the last layer that stores keys and values, or a state
+    bool widths_by_layer; // intermediate_size may be a list, which layers[] then has
+    bool tied, untied;    // untied: config.json says that the head is a separate matrix
 
     enum norm_kind norm_kind;
     enum norm_place norm_place;
@@ -154,6 +161,17 @@ struct model_config {
     bool gated;
     bool v_norm, scaled_layers; // scaled_layers: each layer's result is multiplied by a factor
     int32_t layer_input;        // width of the per-layer inputs; 0: none
+    int32_t inputs_vocab;       // rows of their table; other ids have its first row
+
+    /* Several residual streams; n 0: only one. */
+    struct {
+        int32_t n, active; // active: the one that passes through the layers
+        bool scaled;       // it is scaled before the per-layer input is added to the others
+    } streams;
+    /* A low-rank product of a layer's input, normed, and the input itself are added to what
+     * attention adds; rank 0: they are not. The sum is multiplied by branch_scale. */
+    int32_t branch_rank;
+    float branch_scale;
 
     bool full_without_rope, full_without_sinks; // layers with full attention have none
     int32_t n_ropes;
@@ -258,6 +276,11 @@ struct tensor_names {
      * row, and the tensors of each layer. */
     const char *inputs_embed, *inputs_proj, *inputs_norm;
     const char *input_gate, *input_up, *input_post_norm;
+    /* Several streams: "%d" is the stream, counted without the first one. stream_scale is a
+     * complete name. */
+    const char *stream_in, *stream_out;
+    const char *stream_router, *stream_router_norm, *stream_before, *stream_after, *stream_scale;
+    const char *branch_down, *branch_up, *branch_norm;
     const char *q_a, *q_a_norm, *q_b, *kv_a, *kv_a_norm, *kv_b;
     const char *index_q, *index_k, *index_k_norm, *index_weights;
     /* The two parts of kv_b as GGUF files have them: [heads, kv_lora, nope] and

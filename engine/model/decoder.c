@@ -18,13 +18,6 @@ static struct tensor input_of(const struct flow *f, int32_t layer)
     return part;
 }
 
-static enum status gather(struct flow *f, struct tensor *x, struct tensor out, int32_t width)
-{
-    struct gather_args a = {.x = *x, .out = out, .n_out = f->n_out, .width = width};
-    *x = out;
-    return f->ops->gather(f->be, &a);
-}
-
 /* True if the hidden states after `layer` are requested; *out is then the place for them. */
 static bool wants_hidden(const struct flow *f, int32_t layer, struct tensor *out)
 {
@@ -52,7 +45,7 @@ static enum status take_hidden(struct flow *f, int32_t layer)
         f->n_unfed -= fed;
     }
     if (wants_hidden(f, layer - 1, &out)) {
-        return gather(f, &x, out, f->m->config->hidden);
+        return flow_gather(f, &x, out, f->m->config->hidden);
     }
     return OK;
 }
@@ -70,18 +63,19 @@ static enum status narrow(struct flow *f, int32_t layer, struct tensor *in)
         return OK;
     }
     TRY(flow_attend(f));
-    TRY(gather(f, &f->x, f->out_x, hidden));
+    TRY(flow_gather(f, &f->x, f->out_x, hidden));
     if (in) {
-        TRY(gather(f, in, m->out_h, hidden));
+        TRY(flow_gather(f, in, m->out_h, hidden));
     }
     if (m->config->layer_input > 0) {
         f->input = input_of(f, layer);
-        TRY(gather(f, &f->input, m->out_input, m->config->layer_input));
+        TRY(flow_gather(f, &f->input, m->out_input, m->config->layer_input));
     }
+    TRY(flow_streams_narrow(f));
     f->h = m->out_h;
     f->n_rows = f->n_out;
     f->narrowed = true;
-    return gather(f, &f->attn, m->out_attn, m->attn.stride);
+    return flow_gather(f, &f->attn, m->out_attn, m->attn.stride);
 }
 
 /* Multiplies the outputs of the heads by this rank's part of the output weight, into delta.
@@ -169,7 +163,8 @@ static enum status mix(struct flow *f, int32_t layer, struct tensor *in, bool *m
     // MLA with a low-rank query has one product of its input, other MLA has two, and an indexer has
     // two more.
     const bool single = c->kv_lora == 0 || (c->q_lora > 0 && lc->index < 0);
-    const bool once = !c->parallel_residual && single && lc->state < 0;
+    const bool twice = c->parallel_residual || w->branch_down; // other readers follow
+    const bool once = !twice && single && lc->state < 0;
     struct tensor unused;
     *more = !stores;
     if (layer == 0 && f->first_input.mem.p) {
@@ -200,11 +195,12 @@ static enum status mix(struct flow *f, int32_t layer, struct tensor *in, bool *m
     if (c->parallel_norms) {
         *in = f->m->mlp_in;
     }
-    TRY(narrow(f, layer, c->parallel_residual ? in : NULL));
+    TRY(narrow(f, layer, twice ? in : NULL));
     if (lc->state >= 0) {
         return state_output(f, layer);
     }
-    return attention_output(f, layer);
+    TRY(attention_output(f, layer));
+    return decoder_branch(f, layer, *in);
 }
 
 /* One layer: a mixer (attention or recurrence), then the feed-forward part; either may be missing.
@@ -218,6 +214,7 @@ static enum status layer_forward(struct flow *f, int32_t layer)
     const bool mixes = lc->kv >= 0 || lc->state >= 0;
     struct tensor in, unused;
     bool more = true;
+    TRY(flow_streams_before(f, layer));
     if (mixes) {
         TRY(mix(f, layer, &in, &more));
     }
@@ -241,11 +238,12 @@ static enum status layer_forward(struct flow *f, int32_t layer)
     }
     TRY(decoder_ffn(f, layer, in));
     scale_delta(f, lc->ffn_out_scale);
+    TRY(flow_streams_after(f, layer));
     if (w->input_gate) {
         TRY(layer_input(f, layer));
     }
     f->x_scale = w->x_scale;
-    return OK;
+    return flow_streams_spread(f, layer);
 }
 
 /* Stores what the draft head reads after the last layer, for all rows. */
@@ -304,7 +302,7 @@ static enum status ends(struct flow *f, struct model_outputs want)
     struct tensor unused;
     TRY(flow_join_norm(f, NULL, NULL, false, &unused));
     if (f->x.mem.p != f->out_x.mem.p) { // narrow() has kept all rows
-        TRY(gather(f, &f->x, f->out_x, c->hidden));
+        TRY(flow_gather(f, &f->x, f->out_x, c->hidden));
     }
     struct norm_args norm = {.x = f->out_x,
                              .delta = no_tensor,
@@ -376,12 +374,12 @@ static enum status make_inputs(struct flow *f)
     return f->ops->norm(f->be, &join);
 }
 
-/* The embeddings of the rows, in x. */
+/* The embeddings of the rows, in the flow's x. */
 static enum status embed_rows(struct flow *f)
 {
     struct model *m = f->m;
     const struct embed_args embed = {.table = m->embed,
-                                     .x = m->x,
+                                     .x = f->x,
                                      .n_rows = f->n_rows,
                                      .scale = m->embed_scale,
                                      .positions = m->positions,
@@ -390,9 +388,9 @@ static enum status embed_rows(struct flow *f)
     if (!m->config->embed_normed) {
         return OK;
     }
-    const struct norm_args norm = {.x = m->x,
+    const struct norm_args norm = {.x = f->x,
                                    .delta = no_tensor,
-                                   .out = m->x,
+                                   .out = f->x,
                                    .n_rows = f->n_rows,
                                    .width = m->config->hidden,
                                    .kind = NORM_RMS,
@@ -423,8 +421,10 @@ enum status model_forward(struct model *m, const struct pass_shape *shape,
         return ERR_INVALID;
     }
     wants_hidden(&f, c->n_layers - 1, &f.out_x);
+    flow_streams_begin(&f);
     TRY(embed_rows(&f));
     TRY(make_inputs(&f));
+    TRY(flow_streams_open(&f));
     if (c->head.kind != HEAD_NONE) {
         TRY(head_enter(m, f.n_rows, &f.first_input));
     }

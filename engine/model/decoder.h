@@ -23,6 +23,7 @@ struct flow {
     bool narrowed;               // the rows are the out rows
     struct tensor x, h, attn;    // all rows; from `narrow` on, only the out rows
     struct tensor out_x;         // the buffer that becomes x in `narrow`
+    struct tensor streams;       // all rows, then the out rows; if there are several
     struct hidden_layers hidden; // the layers whose hidden states are requested
     struct tensor first_input;   // for a draft head: the input of layer 0, used instead of the
                                  // layer's norm of x
@@ -92,6 +93,28 @@ enum status flow_linear(struct flow *f, const struct weight *w, struct tensor x,
 /* True if the pass ends once this layer's keys and values are stored, because no row needs logits
  * and no later layer stores anything. */
 bool flow_stores_only(const struct flow *f, int32_t layer);
+
+/* x becomes `out`, its out rows. */
+enum status flow_gather(struct flow *f, struct tensor *x, struct tensor out, int32_t width);
+
+/* decoder_streams.c: several residual streams. None of these does anything if there is one. x is
+ * the active stream while it passes through a layer. flow_streams_begin: before the embedding,
+ * which it makes the first stream; flow_streams_open: computes the others from it. before and after
+ * the sub-layers; `spread`, at the end of a layer, adds the pending delta to the other streams and,
+ * after the last layer, joins all of them to x. flow_streams_narrow: keeps only the out rows. */
+void flow_streams_begin(struct flow *f);
+enum status flow_streams_open(struct flow *f);
+enum status flow_streams_before(struct flow *f, int32_t layer);
+enum status flow_streams_after(struct flow *f, int32_t layer);
+enum status flow_streams_spread(struct flow *f, int32_t layer);
+enum status flow_streams_narrow(struct flow *f);
+
+/* Adds `in` and a low-rank product of it to the pending delta of attention, if the layer has such a
+ * branch. */
+enum status decoder_branch(struct flow *f, int32_t layer, struct tensor in);
+
+/* Issues the norms that wait, then n more, and drops the delta. */
+enum status flow_take_delta(struct flow *f, const struct norm_args *then, int32_t n);
 
 /* decoder_attention.c: attention from `in` into f->attn. decoder_attention has keys per head;
  * decoder_mla has one key head shared by all. */

@@ -59,6 +59,27 @@ static struct mlp_args mlp_of(const struct flow *f, const struct layer_weights *
     return a;
 }
 
+/* An MLP of which only the gates that stand out are open. Every rank computes all gates, because
+ * they are compared with each other, and then multiplies its part of them. */
+static enum status sparse_mlp(struct flow *f, int32_t layer, const struct mlp_args *a)
+{
+    const struct model *m = f->m;
+    const struct layer_share s = model_layer_share(m->config, &m->shard, layer);
+    const size_t bytes = dtype_bytes(m->ff_in.dtype);
+    const struct cutoff_args cutoff = {.x = m->ff_in,
+                                       .n_rows = f->n_rows,
+                                       .width = s.gates,
+                                       .deviations = m->config->layers[layer].cutoff.deviations};
+    struct activation_args act = a->act;
+    act.up = m->ff_in;
+    act.up.mem = dmem_at(m->ff_in.mem, (size_t)s.gates * bytes);
+    act.x.mem = dmem_at(m->ff_in.mem, (size_t)s.first_gate * bytes);
+    TRY(flow_linear(f, a->up.weight, a->up.x, a->up.y, NULL));
+    TRY(f->ops->cutoff(f->be, &cutoff));
+    TRY(f->ops->activation(f->be, &act));
+    return ops_linear(f->be, &a->down);
+}
+
 /* Fuses a pending norm with the first product. */
 static enum status mlp(struct flow *f, const struct mlp_args *a)
 {
@@ -279,7 +300,7 @@ enum status decoder_ffn(struct flow *f, int32_t layer, struct tensor in)
     const int32_t ffn = model_layer_share(m->config, &m->shard, layer).ffn;
     const struct mlp_args a =
         mlp_of(f, w, w->gate_up, w->down, ffn, in, flow_sums_for_norm(f, w->ffn_post_norm));
-    TRY(mlp(f, &a));
+    TRY(m->config->layers[layer].cutoff.is_on ? sparse_mlp(f, layer, &a) : mlp(f, &a));
     struct reduce_args reduce = {.y = m->delta,
                                  .n_rows = f->n_rows,
                                  .width = m->config->hidden,

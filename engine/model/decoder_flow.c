@@ -91,6 +91,22 @@ enum status flow_own_norm(struct flow *f, struct tensor in, const struct weight 
     return f->ops->norm(f->be, &a);
 }
 
+enum status flow_take_delta(struct flow *f, const struct norm_args *then, int32_t n)
+{
+    struct norm_args all[FLOW_NORMS + MAX_STREAMS];
+    int32_t n_all = 0;
+    ASSERT(f->pending && !f->partial && n <= MAX_STREAMS);
+    for (int32_t i = 0; i < f->n_before; i++) {
+        all[n_all++] = f->before[i];
+    }
+    for (int32_t i = 0; i < n; i++) {
+        all[n_all++] = then[i];
+    }
+    f->n_before = 0;
+    f->pending = false;
+    return ops_norms(f->be, all, n_all);
+}
+
 void flow_norm_before(struct flow *f, const struct norm_args *a)
 {
     ASSERT(f->n_before < FLOW_NORMS);
@@ -186,6 +202,13 @@ enum status flow_linear(struct flow *f, const struct weight *w, struct tensor x,
         return ops_norm_linear(f->be, &f->norm, &a, NULL, NULL);
     }
     return ops_linear(f->be, &a);
+}
+
+enum status flow_gather(struct flow *f, struct tensor *x, struct tensor out, int32_t width)
+{
+    struct gather_args a = {.x = *x, .out = out, .n_out = f->n_out, .width = width};
+    *x = out;
+    return f->ops->gather(f->be, &a);
 }
 
 bool flow_stores_only(const struct flow *f, int32_t layer)

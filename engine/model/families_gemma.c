@@ -33,6 +33,28 @@ static const struct tensor_names glimmer_names = {GEMMA_BASE, QKV_NAMES, FFN_NAM
 static const struct tensor_names glimmer_gguf_names = {
     GEMMA_BASE, QKV_NAMES, QK_NORM_NAMES, FFN_NAMES, .attn_gate = "self_attn.gate_proj"};
 
+static const struct tensor_names gemma3n_names = {GEMMA_BASE,
+                                                  QKV_NAMES,
+                                                  FFN_NAMES,
+                                                  QK_NORM_NAMES,
+                                                  .inputs_embed = "model.embed_tokens_per_layer",
+                                                  .inputs_proj = "model.per_layer_model_projection",
+                                                  .inputs_norm = "model.per_layer_projection_norm",
+                                                  .input_gate = "per_layer_input_gate",
+                                                  .input_up = "per_layer_projection",
+                                                  .input_post_norm = "post_per_layer_input_norm",
+                                                  .stream_in = "model.altup_projections.%d",
+                                                  .stream_out =
+                                                      "model.altup_unembed_projections.%d",
+                                                  .stream_router = "altup.modality_router",
+                                                  .stream_router_norm = "altup.router_norm",
+                                                  .stream_before = "altup.prediction_coefs",
+                                                  .stream_after = "altup.correction_coefs",
+                                                  .stream_scale = "altup.correct_output_scale",
+                                                  .branch_down = "laurel.linear_left",
+                                                  .branch_up = "laurel.linear_right",
+                                                  .branch_norm = "laurel.post_laurel_norm"};
+
 static const struct tensor_names gemma4_names = {GEMMA_BASE,
                                                  QKV_NAMES,
                                                  FFN_NAMES,
@@ -216,14 +238,15 @@ static enum status gemma4_sizes(const struct json *j, struct model_config *c, st
     return OK;
 }
 
-/* The last layers read the keys and values of the last earlier layer of their kind. */
-static enum status gemma4_sharing(const struct json *j, struct model_config *c, struct err *err)
+/* The last layers read the keys and values of the last earlier layer of their kind. *first: the
+ * first of them. */
+static enum status shared_keys(const struct json *j, struct model_config *c, int32_t *first,
+                               struct err *err)
 {
     const int64_t n = json_get_int(j, "num_kv_shared_layers", 0);
-    const bool wide = json_get_bool(j, "use_double_wide_mlp", false);
-    const int32_t first = n < c->n_layers ? c->n_layers - (int32_t)n : 0;
-    for (int32_t i = first; i < c->n_layers; i++) {
-        int32_t of = first - 1;
+    *first = n < c->n_layers ? c->n_layers - (int32_t)n : 0;
+    for (int32_t i = *first; i < c->n_layers; i++) {
+        int32_t of = *first - 1;
         while (of >= 0 && (c->layers[of].window > 0) != (c->layers[i].window > 0)) {
             of--;
         }
@@ -235,7 +258,17 @@ static enum status gemma4_sharing(const struct json *j, struct model_config *c, 
                            i);
         }
         c->layers[i].kv_of = of;
-        c->layers[i].ffn = wide ? 2 * c->ffn : c->ffn;
+    }
+    return OK;
+}
+
+static enum status gemma4_sharing(const struct json *j, struct model_config *c, struct err *err)
+{
+    int32_t first;
+    TRY(shared_keys(j, c, &first, err));
+    for (int32_t i = first; i < c->n_layers && json_get_bool(j, "use_double_wide_mlp", false);
+         i++) {
+        c->layers[i].ffn = 2 * c->ffn;
     }
     return OK;
 }
@@ -269,6 +302,7 @@ static enum status read_gemma4_layers(const struct json *j, struct model_config 
                        "config.json: vocab_size_per_layer_input must be vocab_size");
     }
     c->layer_input = (int32_t)input;
+    c->inputs_vocab = c->vocab;
     return OK;
 }
 
@@ -288,6 +322,93 @@ static enum status read_gemma4(const struct json *j, struct model_config *c, str
     return OK;
 }
 
+/* The x of which this share of a normal distribution is below. */
+static double normal_quantile(double share)
+{
+    double low = -8.0, high = 8.0;
+    for (int32_t i = 0; i < 64; i++) {
+        const double middle = 0.5 * (low + high);
+        if (0.5 * erfc(-middle * sqrt(0.5)) < share) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    return high;
+}
+
+/* activation_sparsity_pattern lists the share of each layer's gates that is closed. Without it,
+ * most are in the first ten layers of models that have more. */
+static enum status gemma3n_sparsity(const struct json *j, struct model_config *c, struct err *err)
+{
+    enum { SPARSE_LAYERS = 10 };
+    const struct json *list = json_get(j, "activation_sparsity_pattern");
+    const bool listed = json_is(list, JSON_ARRAY);
+    if (listed && json_count(list) != (size_t)c->n_layers) {
+        return err_set(err, ERR_FORMAT,
+                       "config.json: activation_sparsity_pattern needs a number for each of the %d "
+                       "layers",
+                       c->n_layers);
+    }
+    const struct json *v = listed ? json_first(list) : NULL;
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        double share = i < SPARSE_LAYERS && c->n_layers > SPARSE_LAYERS ? 0.95 : 0.0;
+        if (v) {
+            share = json_number(v, 0.0);
+            v = json_next(v);
+        }
+        if (share > 0.0) {
+            c->layers[i].cutoff.is_on = true;
+            c->layers[i].cutoff.deviations = (float)normal_quantile(share);
+        }
+    }
+    return OK;
+}
+
+static enum status gemma3n_streams(const struct json *j, struct model_config *c, struct err *err)
+{
+    const int64_t n = json_get_int(j, "altup_num_inputs", 4);
+    const int64_t active = json_get_int(j, "altup_active_idx", 0);
+    if (n < 2 || n > MAX_STREAMS || active >= n) {
+        return err_set(err, ERR_UNSUPPORTED,
+                       "config.json: altup_num_inputs must be from 2 to %d, and above "
+                       "altup_active_idx",
+                       MAX_STREAMS);
+    }
+    c->streams.n = (int32_t)n;
+    c->streams.active = (int32_t)active;
+    c->streams.scaled = json_get_bool(j, "altup_correct_scale", true);
+    return OK;
+}
+
+static enum status read_gemma3n_layers(const struct json *j, struct model_config *c,
+                                       struct err *err)
+{
+    int32_t first;
+    TRY(shared_keys(j, c, &first, err));
+    return gemma3n_sparsity(j, c, err);
+}
+
+/* Gemma 3n has several residual streams, a low-rank branch beside attention, inputs for each layer,
+ * and first layers in which few gates are open. */
+static enum status read_gemma3n(const struct json *j, struct model_config *c, struct err *err)
+{
+    TRY(read_gemma(j, c, err));
+    c->norm_offset = 0.0f;
+    c->attn_scale = 1.0f;
+    c->attn_softcap = 0.0f;
+    c->qk_norm = QK_NORM_HEAD;
+    c->v_norm = c->widths_by_layer = true;
+    c->n_ropes = 2;
+    family_window_but_every(j, 5, c);
+    TRY(family_size(j, "hidden_size_per_layer_input", 1 << 16, &c->layer_input, err));
+    TRY(family_size(j, "vocab_size_per_layer_input", 1 << 24, &c->inputs_vocab, err));
+    TRY(family_size(j, "laurel_rank", 1 << 20, &c->branch_rank, err));
+    c->branch_scale = sqrtf(0.5f);
+    c->read_layers = read_gemma3n_layers;
+    return gemma3n_streams(j, c, err);
+}
+
 /* The configs of Gemma 3's wrappers omit nearly everything. */
 #define GEMMA_DEFAULTS "\"head_dim\":256,\"hidden_activation\":\"gelu_pytorch_tanh\""
 #define GEMMA3_DEFAULTS                                                                            \
@@ -295,6 +416,14 @@ static enum status read_gemma4(const struct json *j, struct model_config *c, str
     "\"num_attention_heads\":8,\"num_key_value_heads\":4,\"vocab_size\":262208,"                   \
     "\"max_position_embeddings\":131072,\"rope_theta\":1000000,\"query_pre_attn_scalar\":256,"     \
     "\"sliding_window\":4096," GEMMA_DEFAULTS "}"
+
+#define GEMMA3N_DEFAULTS                                                                           \
+    "{\"eos_token_id\":1,\"vocab_size\":262400,\"hidden_size\":2048,"                              \
+    "\"intermediate_size\":16384,\"num_hidden_layers\":35,\"num_attention_heads\":8,"              \
+    "\"num_key_value_heads\":2,\"max_position_embeddings\":32768,\"rope_theta\":1000000,"          \
+    "\"sliding_window\":512,\"final_logit_softcapping\":30,"                                       \
+    "\"vocab_size_per_layer_input\":262144,\"hidden_size_per_layer_input\":256,"                   \
+    "\"num_kv_shared_layers\":15,\"laurel_rank\":64," GEMMA_DEFAULTS "}"
 
 /* The ropes of both kinds of layers, and the per-layer inputs of the E series, come from these
  * defaults. */
@@ -331,6 +460,8 @@ static const struct family rows[] = {
      read_vaultgemma},
     {"gemma3_text", &gemma3_names, GEMMA3_DEFAULTS, read_gemma3},
     {"gemma3", &gemma3_names, GEMMA3_DEFAULTS, read_gemma3},
+    {"gemma3n_text", &gemma3n_names, GEMMA3N_DEFAULTS, read_gemma3n},
+    {"gemma3n", &gemma3n_names, GEMMA3N_DEFAULTS, read_gemma3n},
     {"gemma4_text", &gemma4_names, GEMMA4_TEXT, read_gemma4},
     {"gemma4", &gemma4_names, GEMMA4_TEXT, read_gemma4},
     {"gemma4_unified_text", &gemma4_names, GEMMA4_UNIFIED, read_gemma4},

@@ -12,15 +12,22 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* The width of an MLP, of this rank's part, and of the gates that it computes: its part of them, or
+ * all. */
+struct mlp_size {
+    int32_t ffn, shard, gates;
+};
+
 /* Gate and up are stacked into one product. Each rank has some of their rows and the corresponding
  * columns of down, so only the result of down has to be summed over ranks. */
 static enum status load_mlp(struct loader *l, const char *gate, const char *up, const char *fused,
-                            const char *down, int32_t layer, int32_t ffn, int32_t ffn_shard,
-                            bool bias, const struct weight **gate_up_out,
-                            const struct weight **down_out)
+                            const char *down, int32_t layer, const struct mlp_size *size, bool bias,
+                            const struct weight **gate_up_out, const struct weight **down_out)
 {
     const struct model_config *c = l->c;
+    const int32_t ffn = size->ffn, ffn_shard = size->shard;
     int64_t first = (int64_t)l->m->shard.rank * ffn_shard;
+    const int64_t first_gate = size->gates == ffn ? 0 : first;
     char a[NAME_BYTES], b[NAME_BYTES];
     part_layer_name(or_empty(up), layer, a);
     if (up && fused && part_exists(l, a)) {
@@ -33,12 +40,12 @@ static enum status load_mlp(struct loader *l, const char *gate, const char *up, 
         st.pieces[st.n++] = (struct piece){a, ffn, first, ffn_shard};
     } else if (fused) {
         part_layer_name(fused, layer, a);
-        st.pieces[st.n++] = (struct piece){a, 2 * ffn, first, ffn_shard};
+        st.pieces[st.n++] = (struct piece){a, 2 * ffn, first_gate, size->gates};
         st.pieces[st.n++] = (struct piece){a, 2 * ffn, ffn + first, ffn_shard};
     } else {
         part_layer_name(gate, layer, a);
         part_layer_name(up, layer, b);
-        st.pieces[st.n++] = (struct piece){a, ffn, first, ffn_shard};
+        st.pieces[st.n++] = (struct piece){a, ffn, first_gate, size->gates};
         st.pieces[st.n++] = (struct piece){b, ffn, first, ffn_shard};
     }
     TRY(part_linear(l, &st, l->options->dtype, gate_up_out));
@@ -528,9 +535,11 @@ static enum status load_moe(struct loader *l, int32_t layer, struct layer_weight
     TRY(load_experts(l, layer, w));
     TRY(load_latent(l, layer, w));
     if (c->shared_ffn > 0) {
+        const int32_t shard = l->m->shard.shared_ffn;
+        const struct mlp_size size = {c->shared_ffn, shard, shard};
         TRY(load_mlp(l, names->shared_gate, names->shared_up, names->shared_gate_up,
-                     names->shared_down, layer, c->shared_ffn, l->m->shard.shared_ffn, c->mlp_bias,
-                     &w->shared_gate_up, &w->shared_down));
+                     names->shared_down, layer, &size, c->mlp_bias, &w->shared_gate_up,
+                     &w->shared_down));
     }
     if (c->shared_gate) {
         part_layer_name(names->shared_router, layer, name);
@@ -559,11 +568,11 @@ enum status load_ffn(struct loader *l, int32_t layer, struct layer_weights *w)
         }
         TRY(load_beside(l, layer, w));
     }
-    const int32_t ffn = c->layers[layer].ffn;
     const struct layer_share share = model_layer_share(c, &l->m->shard, layer);
+    const struct mlp_size size = {c->layers[layer].ffn, share.ffn, share.gates};
     char rooms[3][NAME_BYTES];
     return load_mlp(l, name_in_mixture(l, layer, "gate_proj", names->gate, rooms[0]),
                     name_in_mixture(l, layer, "up_proj", names->up, rooms[1]), names->gate_up,
-                    name_in_mixture(l, layer, "down_proj", names->down, rooms[2]), layer, ffn,
-                    share.ffn, c->mlp_bias, &w->gate_up, &w->down);
+                    name_in_mixture(l, layer, "down_proj", names->down, rooms[2]), layer, &size,
+                    c->mlp_bias, &w->gate_up, &w->down);
 }

@@ -60,7 +60,7 @@ static enum status load_module_ends(struct loader *l, const char *embed, const c
     if (is_copy(l, embed, names->embed)) {
         l->m->embed = l->options->target->embed;
     } else {
-        TRY(part_table(l, embed, l->c->hidden, &l->m->embed));
+        TRY(part_table(l, embed, l->c->vocab, l->c->hidden, &l->m->embed));
     }
     const char *targets;
     if (part_exists(l, names->head)) {
@@ -239,7 +239,7 @@ static enum status load_eagle3_ends(struct loader *l)
                        c->hidden, target->config->hidden);
     }
     if (own_embed) {
-        TRY(part_table(l, c->names->embed, c->hidden, &l->m->embed));
+        TRY(part_table(l, c->names->embed, c->vocab, c->hidden, &l->m->embed));
     } else {
         l->m->embed = target->embed;
     }

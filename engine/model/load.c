@@ -128,6 +128,7 @@ static enum status load_layer(struct loader *l, int32_t layer, struct layer_weig
     TRY(load_attention(l, layer, w));
     TRY(load_recurrent(l, layer, w));
     TRY(load_layer_input(l, layer, w));
+    TRY(load_streams(l, layer, w));
     TRY(load_layer_scale(l, layer, w));
     return load_ffn(l, layer, w);
 }
@@ -140,7 +141,7 @@ static enum status load_inputs(struct loader *l)
     if (c->layer_input == 0) {
         return OK;
     }
-    TRY(part_table(l, c->names->inputs_embed, all, &l->m->inputs_embed));
+    TRY(part_table(l, c->names->inputs_embed, c->inputs_vocab, all, &l->m->inputs_embed));
     struct stack proj = {.pieces = {{c->names->inputs_proj, all, 0, all}},
                          .n = 1,
                          .n_in = c->hidden,
@@ -155,12 +156,13 @@ static enum status load_ends(struct loader *l)
 {
     const struct model_config *c = l->c;
     struct model *m = l->m;
-    TRY(part_table(l, part_embed_name(l), c->hidden, &m->embed));
+    TRY(part_table(l, part_embed_name(l), c->vocab, c->hidden, &m->embed));
     if (c->n_positions > 0) {
         const int64_t n = (int64_t)c->first_position + c->n_positions;
-        TRY(part_lookup(l, c->names->positions, n, c->hidden, &m->positions));
+        TRY(part_table(l, c->names->positions, n, c->hidden, &m->positions));
     }
     TRY(load_inputs(l));
+    TRY(load_stream_ends(l));
     TRY(part_norm(l, c->names->final_norm, false, &m->final_norm));
     if (c->norm_bias) {
         TRY(part_vector(l, c->names->final_norm, ".bias", c->hidden, &m->final_norm_bias));
@@ -316,6 +318,17 @@ static enum status check_device(const struct model_config *c, const struct backe
     if (c->index.top_k > 0 && !(be->ops->index_store && be->ops->index_pick)) {
         return err_set(err, ERR_UNSUPPORTED,
                        "%s: models with sparse attention are not supported on this device",
+                       c->model_type);
+    }
+    bool cuts = false;
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        cuts = cuts || c->layers[i].cutoff.is_on;
+    }
+    if ((c->streams.n > 0 && !(be->ops->streams && be->ops->rms_match)) ||
+        (cuts && !be->ops->cutoff)) {
+        return err_set(err, ERR_UNSUPPORTED,
+                       "%s: models with several residual streams or sparse activations are not "
+                       "supported on this device",
                        c->model_type);
     }
     if (adapted && !be->ops->linear_adapter) {

@@ -32,6 +32,10 @@ struct layer_weights {
     // for layers that have experts beside an MLP
     const struct weight *experts_norm, *experts_post_norm, *mlp_post_norm;
     const struct weight *input_gate, *input_up, *input_post_norm; // for the per-layer input
+    // for several streams
+    const struct weight *stream_router, *stream_router_norm, *stream_before, *stream_after,
+        *stream_scale;
+    const struct weight *branch_down, *branch_up, *branch_norm; // beside attention
     float x_scale;                         // factor of the layer's output; 0: none
     struct layer_act mlp_act, experts_act; // mlp_act: also of shared experts
     // MLA: low is q_a, if there is one, above kv_a; qkv is q_b or q, above the indexer's
@@ -67,6 +71,9 @@ struct layer_share {
      * heads, and only the output product is split: heads first_o_head .. + n_o_heads. */
     int32_t first_o_head, n_o_heads;
     int32_t ffn;
+    int32_t gates; // equal to ffn, or the width of the whole MLP if its gates are compared with
+                   // each other; the first one of this rank's part is then first_gate
+    int32_t first_gate;
 };
 static inline struct layer_share model_layer_share(const struct model_config *c,
                                                    const struct model_shard *s, int32_t layer)
@@ -77,7 +84,12 @@ static inline struct layer_share model_layer_share(const struct model_config *c,
                               .n_kv_heads = n,
                               .first_o_head = s->rank * n_o,
                               .n_o_heads = n_o,
-                              .ffn = l->ffn / n_ranks};
+                              .ffn = l->ffn / n_ranks,
+                              .gates = l->ffn / n_ranks};
+    if (l->cutoff.is_on) {
+        out.gates = l->ffn;
+        out.first_gate = s->rank * out.ffn;
+    }
     if (c->qk_norm != QK_NORM_WIDTH) { // if not, every rank has all heads
         out.n_heads = n_o;
         out.first_head = s->rank * n_o;
@@ -110,6 +122,8 @@ struct model {
     const struct weight *positions; // NULL: the model has no learned positions
     const struct weight *head; // NULL: the checkpoint has none, and logits must not be requested
     const struct weight *inputs_embed, *inputs_proj, *inputs_norm; // per-layer inputs
+    // to and from each stream but the first, before and after all layers
+    const struct weight *stream_in[MAX_STREAMS - 1], *stream_out[MAX_STREAMS - 1];
     struct rope_table *ropes[2];
     struct layer_weights *layers;   // [n_layers]
     struct adapted_weight *adapted; // [n_adapted], sorted by address
@@ -126,6 +140,8 @@ struct model {
         latent_y;
     // per-layer inputs; out_input: the last layer's, for the out rows
     struct tensor inputs, inputs_proj_out, out_input;
+    struct tensor streams, out_streams; // [rows, streams, hidden]
+    struct tensor branch;
     struct tensor logits, logits_local; // logits is shared by all models of a rank
     struct logit_bests bests;           // best logits of the last forward pass, for its draws
     /* Hidden states of the last forward pass, for its out rows: [max_hidden, hidden]. The i-th

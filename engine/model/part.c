@@ -508,8 +508,8 @@ enum status part_norm(struct loader *l, const char *base, bool less_one, const s
     return st;
 }
 
-enum status part_lookup(struct loader *l, const char *base, int64_t n_rows, int64_t width,
-                        const struct weight **out)
+enum status part_table(struct loader *l, const char *base, int64_t n_rows, int64_t width,
+                       const struct weight **out)
 {
     char name[NAME_BYTES];
     snprintf(name, sizeof name, "%s.weight", base);
@@ -525,9 +525,4 @@ enum status part_lookup(struct loader *l, const char *base, int64_t n_rows, int6
                             .parts = &table,
                             .k_segments = 1};
     return part_open(l, &d, out);
-}
-
-enum status part_table(struct loader *l, const char *base, int64_t width, const struct weight **out)
-{
-    return part_lookup(l, base, l->c->vocab, width, out);
 }

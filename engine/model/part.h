@@ -139,10 +139,8 @@ enum status part_linear(struct loader *l, const struct stack *s, enum dtype dtyp
 /* The number of segments into which this rank divides K (struct weight_desc). */
 int32_t part_segments(const struct loader *l, int64_t units_of_rank);
 
-/* A table whose rows are looked up; part_table: with one row per id. */
-enum status part_lookup(struct loader *l, const char *base, int64_t n_rows, int64_t width,
-                        const struct weight **out);
-enum status part_table(struct loader *l, const char *base, int64_t width,
+/* A table whose rows are looked up, of at least n_rows rows. */
+enum status part_table(struct loader *l, const char *base, int64_t n_rows, int64_t width,
                        const struct weight **out);
 /* The tensor with exactly this name, of any dtype; NULL if there is none. */
 const struct checkpoint_tensor *part_raw(const struct loader *l, const char *name);
@@ -161,5 +159,9 @@ enum status load_attention(struct loader *l, int32_t layer, struct layer_weights
 enum status load_recurrent(struct loader *l, int32_t layer, struct layer_weights *w);
 enum status load_ffn(struct loader *l, int32_t layer, struct layer_weights *w);
 enum status load_acts(struct loader *l, int32_t layer, struct layer_weights *w);
+/* streams.c: what a layer has for several streams, and its low-rank branch; and the products before
+ * and after all layers. */
+enum status load_streams(struct loader *l, int32_t layer, struct layer_weights *w);
+enum status load_stream_ends(struct loader *l);
 
 #endif

@@ -118,6 +118,42 @@ def gemma4_layers(rng, n):
     return kinds, rng.choice(room) if rng.random() < 0.5 else 0
 
 
+def gemma3n_text(rng):
+    c = heads(rng)
+    if c["hidden_size"] >= 64 and rng.random() < 0.3:
+        c["num_hidden_layers"] = 11  # the class then closes gates of the first ten
+        c["head_dim"] = 16  # unscaled products of larger heads would amplify rounding in so many layers
+    n = c["num_hidden_layers"]
+    kinds = layer_types(rng, n)
+    room = [s for s in range(n) if set(kinds[: n - s]) == set(kinds)]
+    streams = rng.choice([2, 3, 4, 4])
+    c.update(
+        attention_bias=rng.random() < 0.2,
+        final_logit_softcapping=rng.choice([8.0, 30.0]),
+        hidden_activation="gelu_pytorch_tanh",
+        hidden_size_per_layer_input=rng.choice([8, 16]),
+        vocab_size_per_layer_input=rng.choice([100, c["vocab_size"], 500]),
+        altup_num_inputs=streams,
+        altup_active_idx=rng.choice([0, 0, streams - 1]),
+        altup_correct_scale=rng.random() < 0.7,
+        laurel_rank=rng.choice([8, 12]),
+        layer_types=kinds,
+        num_kv_shared_layers=rng.choice(room) if rng.random() < 0.7 else 0,
+        sliding_window=WINDOW,
+        tie_word_embeddings=rng.random() < 0.8,
+    )
+    if rng.random() < 0.7:
+        c["activation_sparsity_pattern"] = [rng.choice([0.0, 0.3, 0.5, 0.95]) for _ in range(n)]
+    if rng.random() < 0.5:
+        c["intermediate_size"] = [rng.choice([48, 96, 160]) for _ in range(n)]
+    c["rope_parameters"] = {
+        "full_attention": rope(rng, c["head_dim"], ("default", "linear", "yarn")),
+        "sliding_attention": rope(rng, c["head_dim"], ("default",)),
+    }
+    c["rope_parameters"]["full_attention"].pop("truncate", None)  # as in olmo3
+    return c
+
+
 def gemma4_text(rng):
     c = heads(rng)
     n = c["num_attention_heads"]
@@ -166,6 +202,7 @@ FAMILIES = {
     "glm4_moe_lite": glm4_moe_lite,
     "solar_open": solar_open,
     "llama4_text": llama4_text,
+    "gemma3n_text": gemma3n_text,
     "gemma4_text": gemma4_text,
     "gemma4_unified_text": gemma4_unified_text,
 }

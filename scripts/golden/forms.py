@@ -14,6 +14,7 @@ WRAPPERS = {
     "cohere2": ["aya_vision", "cohere2_vision"],
     "exaone4": ["exaone4_5"],
     "gemma3_text": ["gemma3"],
+    "gemma3n_text": ["gemma3n"],
     "gemma4_text": ["gemma4"],
     "gemma4_unified_text": ["gemma4_unified"],
     "granite": ["granite_speech"],

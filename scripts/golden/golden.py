@@ -61,7 +61,7 @@ def fill_weights(model, generator):
     in attention would hide below the tolerance. Norms and biases are random, too, so that a missing one is noticed.
     """
     is_gemma = model.config.model_type.startswith("gemma")
-    adds_one = is_gemma and not model.config.model_type.startswith("gemma4")  # Gemma's norms multiply by 1 + weight
+    adds_one = is_gemma and not model.config.model_type.startswith(("gemma3n", "gemma4"))  # Gemma's norms multiply by 1 + weight
     adds_one = adds_one or model.config.model_type in ("nemotron", "step3p7")
     for name, tensor in model.state_dict().items():
         noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float32)
@@ -79,6 +79,12 @@ def fill_weights(model, generator):
             value = tensor.shape[-1] ** -0.5 * noise
         elif "norm" in name or ".ln_" in name:
             value = 0.1 * noise + (0.0 if adds_one else 1.0)
+        elif name.endswith("modality_router.weight"):  # its products are divided by the width
+            value = tensor.shape[-1] ** 0.5 * noise
+        elif name.endswith(("prediction_coefs.weight", "correction_coefs.weight")):
+            value = 0.2 * noise
+        elif name.endswith("correct_output_scale"):
+            value = 0.2 * noise + 1.0
         elif name.endswith(("layer_scalar", "router.scale", "per_expert_scale", "lambda_1", "lambda_2")):
             value = 0.2 * noise + 1.0
         elif "embed_tokens" in name:
@@ -217,10 +223,13 @@ def fix_rope_length(model):
 
 
 def name_for(made, path):
-    """Kimi K2's own model_type is not known to transformers, whose class for it has another."""
-    config = {**json.loads(path.read_text()), "model_type": getattr(transformers, made).config_class.model_type}
+    """Kimi K2's own model_type is not known to transformers, whose class for it has another. A class for a wrapper's text part
+    finds the part's config by itself."""
+    config, name = json.loads(path.read_text()), getattr(transformers, made).config_class.model_type
+    if any(isinstance(part, dict) and part.get("model_type") == name for part in config.values()):
+        return
     path.unlink()
-    path.write_text(json.dumps(config))
+    path.write_text(json.dumps({**config, "model_type": name}))
 
 
 def load(folder, made=None):

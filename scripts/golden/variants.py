@@ -114,6 +114,8 @@ def leave_to_the_class(rng, values, family):
         kept["sliding_window"] = values["sliding_window"]
     if "layer_types" not in kept:  # layers that share keys were drawn by layer type
         kept.pop("num_kv_shared_layers", None)
+        if family == "gemma3n_text":  # its class shares the keys of more layers than there are
+            kept["num_kv_shared_layers"] = 0
     if family in STATES and "layer_types" in values:  # their classes have other defaults, too large for small models
         kept["layer_types"] = values["layer_types"]
     return kept
@@ -277,11 +279,11 @@ def in_float64(family, seed, prompts):
 
 
 def but_for_a_row(family, all_errors):
-    """Norms of states close to zero, and Gemma 4's unscaled products of 512 values, amplify rounding in one or two rows of
-    a hundred."""
+    """Norms of states close to zero, and the unscaled products of Gemma 3n and 4, amplify rounding in one or two rows of a
+    hundred."""
     far = sum(e > TOLERANCE for e in all_errors)
     small = statistics.median(all_errors) <= 0.02 * TOLERANCE
-    may = family in STATES or family.startswith("gemma4")
+    may = family in STATES or family.startswith(("gemma3n", "gemma4"))
     return may and small and far <= len(all_errors) / 50 and max(all_errors) <= 10 * TOLERANCE
 
 

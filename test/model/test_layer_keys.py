@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys of config.json in families whose layers differ (Gemma 4, GLM-4.5 and on, MiniMax-M2, Llama 4, OLMo 3, Cohere 2): which
+"""Keys of config.json in families whose layers differ (Gemma 3n and 4, GLM-4.5 and on, MiniMax-M2, Llama 4, OLMo 3, Cohere 2): which
 may be missing or written differently without changing the answer, and which values are refused by name."""
 import os
 
@@ -23,6 +23,11 @@ OWN = {"head_dim": 32, "num_key_value_heads": 1}
     ("gemma-4-unified", {"use_bidirectional_attention": GONE, "rms_norm_eps": GONE}),
     ("gemma-4-moe", {"hidden_size_per_layer_input": None}),
     ("gemma-4-e", {"enable_moe_block": GONE, "num_experts": 8}),
+    ("gemma-3n", {key: GONE for key in ("altup_num_inputs", "altup_active_idx", "altup_correct_scale", "attention_bias", "rms_norm_eps",
+                                        "final_logit_softcapping", "hidden_activation", "rope_local_base_freq", "rope_theta")}),
+    ("gemma-3n", {"intermediate_size": 96, "rope_theta": GONE, "rope_local_base_freq": GONE, "rope_parameters": {
+        FULL: {"rope_type": "default", "rope_theta": 1e6}, SLIDING: {"rope_type": "default", "rope_theta": 1e4}}}),
+    ("gemma-3n", {"query_pre_attn_scalar": 7, "altup_coef_clip": 0.1}),  # not read by the class, or only in training
     ("glm-4.5", {"partial_rotary_factor": GONE, "n_group": GONE, "topk_group": GONE, "norm_topk_prob": GONE,
                  "n_shared_experts": GONE, "rms_norm_eps": GONE, "num_nextn_predict_layers": GONE}),
     ("glm-4.5", {"mlp_layer_types": ["dense", "dense", "sparse", "sparse"], "first_k_dense_replace": GONE}),
@@ -52,6 +57,13 @@ def test_other_spellings_give_the_same_answer(source, values, tmp_path):
     ("gemma-4", {"sliding_window": 25}),
     ("gemma-4-moe", {"top_k_experts": 2}),
     ("gemma-4-e", {"num_kv_shared_layers": 0, "use_double_wide_mlp": False}),
+    ("gemma-3n", {"activation_sparsity_pattern": [0.95, 0.95] + [0] * 5}),
+    ("gemma-3n", {"activation_sparsity_pattern": GONE}),  # none are sparse in models of up to ten layers
+    ("gemma-3n", {"altup_active_idx": 1}),
+    ("gemma-3n", {"altup_correct_scale": False}),
+    ("gemma-3n", {"final_logit_softcapping": None}),
+    ("gemma-3n", {"rope_local_base_freq": 2e4}),
+    ("gemma-3n", {"layer_types": GONE, "num_kv_shared_layers": 2}),  # every fifth layer has no window
     ("glm-4.5", {"use_qk_norm": False}),
     ("glm-4.5", {"partial_rotary_factor": 1.0}),
     ("glm-4.5", {"routed_scaling_factor": 1.0}),
@@ -84,9 +96,24 @@ def test_the_key_changes_the_answer(source, values, tmp_path):
     ("gemma-4", {"per_layer_config": {"2": {"hidden_size": 32}}}, ["per_layer_config", "hidden_size"]),
     ("gemma-4", {"num_global_key_value_heads": 3}, ["4 heads", "3 key/value heads"]),
     ("gemma-4", {"num_kv_shared_layers": 5}, ["num_kv_shared_layers"]),
+    ("gemma-4", {"intermediate_size": [96] * 6}, ["intermediate_size"]),
     ("gemma-4", {"num_kv_shared_layers": 99}, ["num_kv_shared_layers"]),
     ("gemma-4-e", {"vocab_size_per_layer_input": 300}, ["vocab_size_per_layer_input"]),
     ("gemma-4-moe", {"top_k_experts": 9}, ["top_k_experts", "from 1 to 8"]),
+    ("gemma-3n", {"altup_num_inputs": 1}, ["altup_num_inputs must be from 2 to 8"]),
+    ("gemma-3n", {"altup_num_inputs": 9}, ["altup_num_inputs must be from 2 to 8"]),
+    ("gemma-3n", {"altup_active_idx": 4}, ["altup_active_idx"]),
+    ("gemma-3n", {"altup_correct_scale": 1}, ["altup_correct_scale"]),
+    ("gemma-3n", {"laurel_rank": 0}, ["laurel_rank"]),
+    ("gemma-3n", {"hidden_size_per_layer_input": 0}, ["hidden_size_per_layer_input"]),
+    ("gemma-3n", {"activation_sparsity_pattern": [0.95] * 6}, ["activation_sparsity_pattern", "each of the 7 layers"]),
+    ("gemma-3n", {"activation_sparsity_pattern": [1.0] + [0.0] * 6}, ["activation_sparsity_pattern"]),
+    ("gemma-3n", {"activation_sparsity_pattern": 0.95}, ["activation_sparsity_pattern"]),
+    ("gemma-3n", {"intermediate_size": [96] * 6}, ["intermediate_size", "one for each layer"]),
+    ("gemma-3n", {"intermediate_size": [96] * 8}, ["intermediate_size", "one for each layer"]),
+    ("gemma-3n", {"intermediate_size": [96] * 6 + [0]}, ["intermediate_size", "one for each layer"]),
+    ("gemma-3n", {"num_kv_shared_layers": 6}, ["num_kv_shared_layers"]),
+    ("gemma-3n", {"use_bidirectional_attention": True}, ["use_bidirectional_attention"]),
     ("glm-4.5", {"n_group": 3}, ["n_group", "8 experts"]),
     ("minimax-m2", {"rotary_dim": 33}, ["rotary_dim", "from 1 to 32"]),
     ("llama-4", {"no_rope_layers": [1, 0]}, ["no_rope_layers", "fewer"]),

@@ -121,7 +121,7 @@ static struct engine_options random_options(struct life *l, char *dir, size_t n_
         "glm4",       "granite",     "olmo-2",          "starcoder2", "qwen2",
         "llama-yarn", "mistral",     "gemma",           "qwen3",      "deepseek-v2",
         "qwen3.5",    "kimi-linear", "nemotron-3-nano", "lfm2-moe",   "gemma-4-e",
-        "llama-4",    "gpt2",        "falcon",          "gpt-neox"};
+        "llama-4",    "gpt2",        "falcon",          "gpt-neox",   "gemma-3n"};
     static const char *const configs[] = {
         NULL,
         NULL,

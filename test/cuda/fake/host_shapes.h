@@ -59,6 +59,11 @@ static const struct {
      "\"use_double_wide_mlp\":true,\"num_hidden_layers\":4,\"layer_types\":["
      "\"sliding_attention\",\"full_attention\",\"sliding_attention\",\"full_attention\"],"
      "\"max_position_embeddings\":16384,\"final_logit_softcapping\":30.0}"},
+    {"a Gemma 3n",
+     "{\"model_type\":\"gemma3n_text\",\"hidden_size\":2048,\"intermediate_size\":8192,"
+     "\"num_hidden_layers\":4,\"num_kv_shared_layers\":2,\"activation_sparsity_pattern\":["
+     "0.95,0.0,0.95,0.0],\"layer_types\":[\"sliding_attention\",\"full_attention\","
+     "\"sliding_attention\",\"full_attention\"],\"max_position_embeddings\":16384}"},
     {"a Llama 4",
      "{\"model_type\":\"llama4_text\",\"vocab_size\":202048,\"hidden_size\":5120,"
      "\"intermediate_size\":8192,\"intermediate_size_mlp\":16384,\"num_attention_heads\":40,"
