@@ -29,6 +29,15 @@ static const struct rename gemma2[] = {
     {"final_logit_softcapping", "final_logit_softcapping", NUMBER},
     {NULL, NULL, INTEGER},
 };
+static const struct rename gemma3n[] = {
+    {"final_logit_softcapping", "final_logit_softcapping", NUMBER},
+    {"attention.shared_kv_layers", "num_kv_shared_layers", INTEGER},
+    {"embedding_length_per_layer_input", "hidden_size_per_layer_input", INTEGER},
+    {"altup.active_idx", "altup_active_idx", INTEGER},
+    {"altup.num_inputs", "altup_num_inputs", INTEGER},
+    {"altup.correct_scale", "altup_correct_scale", FLAG},
+    {NULL, NULL, INTEGER},
+};
 static const struct rename gemma4[] = {
     {"final_logit_softcapping", "final_logit_softcapping", NUMBER},
     {"attention.shared_kv_layers", "num_kv_shared_layers", INTEGER},
@@ -244,6 +253,11 @@ static const struct arch rows[] = {
      .theta = 1e6,
      .long_factor = 8,
      .more = more_gemma3},
+    {.name = "gemma3n",
+     .model_type = "gemma3n_text",
+     .renames = gemma3n,
+     .theta = 1e6,
+     .by_layer = maker_put_gemma3n},
     {.name = "gemma4",
      .model_type = "gemma4_text",
      .renames = gemma4,

@@ -111,7 +111,8 @@ enum status maker_put_two_ropes(const struct maker *m, const struct two_ropes *r
 /* Refuses scaled positions. */
 enum status maker_need_unscaled(const struct maker *m);
 
-/* arch_gemma4.c: as `by_layer`. */
+/* arch_gemma3n.c, arch_gemma4.c: as `by_layer`. */
+enum status maker_put_gemma3n(const struct maker *m);
 enum status maker_put_gemma4(const struct maker *m);
 /* arch_hybrid.c: the number that some layers have, where others have 0; 0 without the key. */
 enum status maker_of_some_layers(const struct maker *m, const char *key, double *out);

@@ -4,6 +4,7 @@ but names: a row of FAMILIES for each."""
 import json
 import os
 import re
+import statistics
 
 import numpy
 
@@ -230,6 +231,17 @@ def keys_glimmer(config):
             **window_keys(config)}
 
 
+def keys_gemma3n(config):
+    """The number of standard deviations that leaves a share of a normal distribution below."""
+    normal = statistics.NormalDist()
+    scales = [normal.inv_cdf(share) if share else -numpy.inf for share in config["activation_sparsity_pattern"]]
+    return {"altup.active_idx": (U32, config["altup_active_idx"]), "altup.num_inputs": (U32, config["altup_num_inputs"]),
+            "embedding_length_per_layer_input": (U32, config["hidden_size_per_layer_input"]),
+            "attention.shared_kv_layers": (U32, config["num_kv_shared_layers"]), **window_keys(config),
+            "activation_sparsity_scale": ([F32], scales), "feed_forward_length": ([I32], config["intermediate_size"]),
+            "final_logit_softcapping": (F32, config["final_logit_softcapping"])}
+
+
 def keys_mellum(config):
     return {"expert_feed_forward_length": (U32, config["moe_intermediate_size"]), **window_keys(config),
             "rope.freq_base_swa": (F32, config["rope_parameters"]["sliding_attention"]["rope_theta"])}
@@ -319,6 +331,7 @@ FAMILIES = {
     "apertus": ("apertus", nothing, False), "minicpm3": ("minicpm3", keys_minicpm3, False),
     "cohere2_moe": ("cohere2moe", keys_cohere2_moe, False), "granite_swa": ("granite_swa", keys_granite_swa, True),
     "muse_glimmer_text": ("muse-glimmer", keys_glimmer, True), "mellum": ("mellum", keys_mellum, False),
+    "gemma3n_text": ("gemma3n", keys_gemma3n, False),
     "deepseek_v32": ("deepseek32", keys_sparse, False), "glm_moe_dsa": ("glm-dsa", keys_sparse, False),
     "afmoe": ("afmoe", keys_afmoe, False), "cohere": ("command-r", keys_layer_norm, False),
     "nemotron": ("nemotron", keys_nemotron, False), "arcee": ("arcee", nothing, True), "dots1": ("dots1", keys_dots1, False),
@@ -329,7 +342,7 @@ FAMILIES = {
     "gpt_bigcode": ("starcoder", keys_classic, False),
     "bailing_hybrid": ("bailingmoe3", keys_bailing, False), "hy_v3": ("hy_v3", keys_hy_v3, False), "glm": ("chatglm", keys_glm, False)}
 NORMED_AFTER = ("exaone4", "olmo3")  # their norm of that name follows attention
-SANDWICH = ("afmoe", "muse_glimmer_text")  # the same, and their MLPs have norms on both sides
+SANDWICH = ("afmoe", "gemma3n_text", "muse_glimmer_text")  # the same, and their MLPs have norms on both sides
 LESS_ONE = ("nemotron", "step3p7")  # folders store the weights of norms minus 1
 NORM_IS_POST = ("glm4_moe", "seed_oss")  # the files have another name for the norm before the MLP
 
@@ -358,7 +371,11 @@ PARTS.update({
     "wte": "token_embd", "wpe": "position_embd", "ln_f": "output_norm", "ln_1": "attn_norm", "ln_2": "ffn_norm", "attn.c_attn": "attn_qkv",
     "attn.c_proj": "attn_output", "ln_attn": "attn_norm_2", "ln_mlp": "attn_norm", "embed_in": "token_embd", "embed_out": "output",
     "final_layer_norm": "output_norm", "mlp.dense_h_to_4h": "ffn_up", "mlp.dense_4h_to_h": "ffn_down",
-    "self_attn.query_key_value": "attn_qkv", "self_attention.query_key_value": "attn_qkv", "self_attention.dense": "attn_output"})
+    "self_attn.query_key_value": "attn_qkv", "self_attention.query_key_value": "attn_qkv", "self_attention.dense": "attn_output",
+    "altup.modality_router": "altup_router", "altup.router_norm": "altup_router_norm",
+    "altup.prediction_coefs": "altup_predict_coef", "altup.correction_coefs": "altup_correct_coef",
+    "altup.correct_output_scale": "altup_correct_scale.weight", "laurel.linear_left": "laurel_l", "laurel.linear_right": "laurel_r",
+    "laurel.post_laurel_norm": "laurel_post_norm"})
 for each in ("q", "k", "v"):
     PARTS["self_attn.%s_conv1d" % each] = "ssm_conv1d_" + each
 for half in ("gate", "up", "down"):
@@ -394,6 +411,10 @@ def stacked(tensors):
             layer, number, part = expert.groups()
             stack = stacks.setdefault("blk.%s.ffn_%s_exps.weight" % (layer, gguf_files.EXPERT[part]), {})
             stack[int(number)] = tensors.pop(name)
+        stream = re.fullmatch(r"model\.altup_(un)?(embed_)?projections\.(\d+)\.weight", name)
+        if stream:
+            stack = stacks.setdefault("altup_%sproj.weight" % ("unembd_" if stream[1] else ""), {})
+            stack[int(stream[3])] = tensors.pop(name)
     return {name: numpy.stack([experts[i] for i in range(len(experts))]) for name, experts in stacks.items()}
 
 

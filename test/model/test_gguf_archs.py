@@ -46,7 +46,7 @@ def test_stored_answers(folder, tmp_path, stored):
     golden.check_exact(path)
 
 
-@pytest.mark.parametrize("name", ["glm-4.7-flash", "kimi-linear", "ling-3", "exaone-moe", "step-3.7", "mimo-v2-flash", "glm-5"])
+@pytest.mark.parametrize("name", ["glm-4.7-flash", "kimi-linear", "ling-3", "exaone-moe", "step-3.7", "mimo-v2-flash", "glm-5", "gemma-3n"])
 def test_ranks(name, tmp_path, stored):
     """Parts of MLA's products, which such files store by head, and states are shared among ranks."""
     folder = os.path.join(golden.FAMILIES, name)
@@ -225,6 +225,13 @@ def test_blocks_equal_their_plain_values(kind, tmp_path):
 
 
 @pytest.mark.parametrize("name, keys, words", [
+    ("gemma-3n", {"attention.shared_kv_layers": (U32, None)}, ["the key gemma3n.attention.shared_kv_layers is missing"]),
+    ("gemma-3n", {"attention.shared_kv_layers": (U32, 9)}, ["num_kv_shared_layers"]),
+    ("gemma-3n", {"activation_sparsity_scale": ([F32], [1.6])}, ["gemma3n.activation_sparsity_scale has no number for layer 1"]),
+    ("gemma-3n", {"activation_sparsity_scale": ([F32], [numpy.inf] * 7)}, ["gemma3n.activation_sparsity_scale is inf"]),
+    ("gemma-3n", {"attention.key_length_swa": (U32, 8)}, ["gemma3n.attention.key_length_swa is 8, with keys of 16"]),
+    ("gemma-3n", {"altup.num_inputs": (U32, 9)}, ["altup_num_inputs must be from 2 to 8"]),
+    ("gemma-3n", {"feed_forward_length": ([I32], [96] * 3)}, ["gemma3n.feed_forward_length has no number for layer 3"]),
     ("glm-4.5", {"expert_gating_func": (U32, 1)}, ["glm4moe.expert_gating_func is 1, which is not supported"]),
     ("glm-4.5", {"attention.temperature_scale": (F32, 0.1)}, ["glm4moe.attention.temperature_scale is 0.1"]),
     ("minimax-m2", {"expert_weights_scale": (F32, 2.5)}, ["minimax-m2.expert_weights_scale is 2.5"]),

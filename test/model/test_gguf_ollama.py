@@ -63,9 +63,14 @@ MISTRAL = {"more": [("mistral3.rope.scaling.type", STRING, "default"), ("mistral
 LLAMA4 = {"more": [("llama4.attention.chunk_size", U32, 32), ("llama4.use_qk_norm", BOOL, True)]}
 GEMMA = {"keys": {"rope.freq_base": "rope.global.freq_base", "attention.layer_norm_rms_epsilon": None}}
 
+GEMMA3N = {"keys": {"attention.key_length": "head_dim", "attention.value_length": None, "final_logit_softcapping": None},
+           "more": [("gemma3n.rope.freq_base_local", F32, 10000.0), ("gemma3n.altup.correct_scale", BOOL, True),
+                    ("gemma3n.feed_forward_length", U32, 96), ("gemma3n.laurel_rank", U32, 8)]}
+
 
 @pytest.mark.parametrize("name, changes", [
     ("gpt-oss-20b", GPTOSS), ("glm-4.7-flash", GLM), ("ministral-3", MINISTRAL), ("mistral-3", MISTRAL), ("gemma-3", GEMMA),
+    ("gemma-3n", GEMMA3N),
     ("olmo-3", {"arch": "olmo3"}), ("qwen2", {"arch": "qwen25vl"}),
     ("nemotron-3-super", {"tensors": [("latent_down", "latent_in"), ("latent_up", "latent_out")]}),
 ], ids=lambda v: v if isinstance(v, str) else "")
