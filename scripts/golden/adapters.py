@@ -37,6 +37,7 @@ ROWS = {
     "qwen3.5": (r"", {}),
     "kimi-linear": (r"self_attn\.(?!kv_b)", {}),
     "falcon-h1": (r"(?<!out_proj)$", {}),
+    "gemma-3n": (r"(self_attn|mlp|laurel)\.", {}),
     "gemma-4-e": (r"(self_attn|mlp)\.", {}),
     "gpt-neox": (r"", {}),
     "gpt2": (r"", {"fan_in_fan_out": True, "alpha_pattern": {"transformer.h.1.attn.c_attn": 20}}),

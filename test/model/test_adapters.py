@@ -80,7 +80,7 @@ def test_bits_do_not_depend_on_the_others(family):
 
 
 @pytest.mark.skipif(golden.DEVICE != "cpu", reason="needs two GPUs")
-@pytest.mark.parametrize("family", ["llama-3", "qwen3.5", "deepseek-v3"])
+@pytest.mark.parametrize("family", ["llama-3", "qwen3.5", "deepseek-v3", "gemma-3n"])
 def test_ranks_divide_adapters(family):
     asked = [request(c, "it") for c in cases(family)]
     got = answers(family, asked, "--dtype", "float32", "--tensor-parallel-size", "2")
