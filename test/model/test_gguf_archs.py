@@ -55,7 +55,7 @@ def test_ranks(name, tmp_path, stored):
     golden.check_exact(path, 1e-3, "--tensor-parallel-size", "2", *golden.TWO_THREADS)
 
 
-@pytest.mark.parametrize("name", ["glm-4.5", "kimi-k2", "ministral-3"])
+@pytest.mark.parametrize("name", ["glm-4.5", "kimi-k2", "ministral-3", "gemma-3n"])
 def test_f16(name, tmp_path, stored):
     folder = os.path.join(golden.FAMILIES, name)
     path = gguf_archs.convert(folder, str(tmp_path / "m.gguf"), lambda name, x: "F16")
