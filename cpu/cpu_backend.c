@@ -199,6 +199,7 @@ static const struct backend_ops cpu_ops = {
     .streams = cpu_streams,
     .rms_match = cpu_rms_match,
     .cutoff = cpu_cutoff,
+    .hyper = cpu_hyper,
     .index_store = cpu_index_store,
     .index_pick = cpu_index_pick,
     .hidden_open = cpu_hidden_open,

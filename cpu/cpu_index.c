@@ -64,11 +64,11 @@ static void store_item(void *arg, int32_t row, int32_t thread)
     (void)thread;
     job->cpu->kernels->norm(NORM_LAYER, k, a->norm ? a->norm->vector : NULL, 0.0f,
                             a->norm_bias ? a->norm_bias->vector : NULL, a->eps, a->head_dim, k);
-    cpu_rotate(job->cpu, a->rope, p->pos, k);
+    cpu_rotate(job->cpu, a->rope, p->pos, k + a->rope_at);
     cpu_kv_store_key(job->cpu, job->pages, cpu_kv_slot(job->cpu, job->pages, p->lane, p->slot_pos),
                      k);
     for (int32_t h = 0; h < a->n_heads; h++) {
-        cpu_rotate(job->cpu, a->rope, p->pos, q + (int64_t)h * a->head_dim);
+        cpu_rotate(job->cpu, a->rope, p->pos, q + (int64_t)h * a->head_dim + a->rope_at);
     }
 }
 

@@ -466,6 +466,7 @@ enum status cpu_gate(struct backend *be, const struct gate_args *a);
 enum status cpu_streams(struct backend *be, const struct streams_args *a);
 enum status cpu_rms_match(struct backend *be, const struct rms_match_args *a);
 enum status cpu_cutoff(struct backend *be, const struct cutoff_args *a);
+enum status cpu_hyper(struct backend *be, const struct hyper_args *a);
 enum status cpu_reduce(struct backend *be, const struct reduce_args *a);
 enum status cpu_gather(struct backend *be, const struct gather_args *a);
 enum status cpu_logits(struct backend *be, const struct logits_args *a);

@@ -72,6 +72,42 @@ struct norm_args {
     struct product_sums delta_sums; // partial sums of delta, read instead of its memory
 };
 
+/* Hyper-connections: a row's residual is n streams of `width` elements, side by side. A sub-layer
+ * reads one mixture of them, and its result is added to each. One op does what lies between two
+ * sub-layers, all in fp32, with every sum in one order:
+ *
+ *   1. with delta: stream[k] becomes after[k] * delta + stream[k], or with n_sinkhorn > 0
+ *      after[k] * delta + sum over j of cross[j][k] * stream[j], or with `begins` delta itself.
+ *      The last op on these rows has left after and cross in `gates`.
+ *   2. with fn: z = scale * (fn . streams) / sqrt(mean of the streams' squares + norm_eps) + base,
+ *      where rows [0, n) of fn make before, [n, 2n) after, the rest cross, and each of these parts
+ *      has one scale; then
+ *        before = sigmoid(z) + eps
+ *        after = magnitude * sigmoid(z) + after_eps
+ *        cross = softmax of each row of z, + eps; its columns are divided by (their sum + eps);
+ *                then n_sinkhorn - 1 times its rows and its columns are
+ *      x = sum over k of before[k] * stream[k]
+ *   3. with `out`: out = x * norm / sqrt(mean of x's squares + norm_eps)
+ *
+ * `ends`: fn has only the rows of before, and gates are not written. */
+enum { MAX_HYPER = 4 }; // streams, a limit of every backend
+#define HYPER_GATES(n) ((n) + (n) * (n))
+struct hyper_args {
+    struct tensor streams;      // [n_rows, n * width], residual dtype
+    struct tensor delta;        // [n_rows, width], act or residual dtype; mem.p NULL: none
+    struct tensor x;            // [n_rows, width], residual dtype; mem.p NULL: not stored
+    struct tensor out;          // [n_rows, width], act dtype; mem.p NULL: none
+    struct tensor gates;        // [n_rows, HYPER_GATES(n)], fp32: after, then cross by rows
+    const struct weight *fn;    // VECTOR [n or 2n or 2n + n * n, n * width]; NULL: none
+    const struct weight *base;  // VECTOR, one per row of fn
+    const struct weight *scale; // VECTOR: one, two or three
+    const struct weight *norm;  // VECTOR [width]; NULL: ones
+    int32_t n_rows, width, n;
+    int32_t n_sinkhorn; // 0: streams are not mixed among themselves
+    bool begins, ends;
+    float norm_eps, eps, magnitude, after_eps;
+};
+
 /* The low-rank adapters of one weight. A weight may stack several modules (q, k and v), each of
  * which has a low-rank pair of its own; all are padded to one rank. For a row whose sequence has
  * adapter a, t = down_a x has the ranks of all modules, and output j gets the product of row j of
@@ -173,12 +209,12 @@ struct mla_store_args {
 
 /* The keys that index_pick compares with: k = norm(k) with a bias, rotated, is stored as the single
  * key head of `layer`, which has no attention of its own (kv_layer.index). q is rotated in place.
- * Only the first 2 * n_pairs elements of each head are rotated. */
+ * Only 2 * n_pairs elements of each head are rotated, from rope_at on. */
 struct index_store_args {
     struct tensor q;               // [n_rows, n_heads, head_dim]
     struct tensor k;               // [n_rows, head_dim]; need not be preserved
     const struct rope_table *rope; // NULL: no rotation
-    int32_t n_rows, layer, n_heads, head_dim;
+    int32_t n_rows, layer, n_heads, head_dim, rope_at;
     const struct weight *norm, *norm_bias; // VECTOR [head_dim]: of a LayerNorm
     float eps;
 };
@@ -223,12 +259,12 @@ enum activation {
     ACT_XIELU
 };
 
-/* ACT_RELU2: max(x, 0) squared. ACT_SILU_CLAMPED, which is always gated: min(silu(gate), limit) *
+/* ACT_RELU2: max(x, 0) squared. ACT_SILU_CLAMPED, which is always gated: min(silu(gate), alpha) *
  * clamp(up, -limit, limit). ACT_XIELU, which is never gated: rise * x * x + slope * x if x > 0,
  * otherwise fall * (exp(x) - 1 - x) + slope * x. */
 
-/* Parameters: limit and alpha of ACT_GPT_OSS, the limit of ACT_SILU_CLAMPED, the rest of ACT_XIELU;
- * other activations ignore them. */
+/* Parameters: limit and alpha of ACT_GPT_OSS and ACT_SILU_CLAMPED, the rest of ACT_XIELU; other
+ * activations ignore them. */
 struct act_shape {
     float limit, alpha;
     float rise, fall, slope;
@@ -594,6 +630,9 @@ struct backend_ops {
     /* ---- sparse attention: both or none (NULL: models with it are unsupported). */
     enum status (*index_store)(struct backend *be, const struct index_store_args *a);
     enum status (*index_pick)(struct backend *be, const struct index_pick_args *a);
+
+    /* Optional: NULL if models with hyper-connections are unsupported. */
+    enum status (*hyper)(struct backend *be, const struct hyper_args *a);
 
     /* Optional: true if the op, alone or fused, accepts a product left as partial sums in these
      * args and adds them itself. NULL: it never does, so products that it reads must be
