@@ -153,7 +153,7 @@ static float activated(enum activation kind, struct act_shape shape, float g, fl
     case ACT_RELU2: return (g > 0.0f ? g * g : 0.0f) * u;
     case ACT_SILU_CLAMPED:
         u = greater(lesser(u, shape.limit), -shape.limit);
-        return lesser(g / (1.0f + expf(-g)), shape.limit) * u;
+        return lesser(g / (1.0f + expf(-g)), shape.alpha) * u;
     case ACT_GPT_OSS:
         g = lesser(g, shape.limit);
         u = lesser(u, shape.limit);

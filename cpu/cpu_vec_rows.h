@@ -189,7 +189,7 @@ VEC_INLINE vf activated(enum activation kind, struct act_shape shape, vf g, vf u
     case ACT_RELU2: return vec_max(g, vec_set(0.0f)) * g * u;
     case ACT_SILU_CLAMPED:
         u = vec_max(vec_min(u, vec_set(shape.limit)), vec_set(-shape.limit));
-        return vec_min(swish(g, g), vec_set(shape.limit)) * u;
+        return vec_min(swish(g, g), vec_set(shape.alpha)) * u;
     case ACT_GPT_OSS:
         g = vec_min(g, vec_set(shape.limit));
         u = vec_max(vec_min(u, vec_set(shape.limit)), vec_set(-shape.limit));

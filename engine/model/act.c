@@ -58,10 +58,12 @@ static enum status learned_shape(struct loader *l, int32_t layer, struct act_sha
     return OK;
 }
 
+/* As SiLU rises where it is positive, a limit of its input is one of its result. */
 static struct layer_act act_with_limit(const struct model_config *c, float limit)
 {
     if (limit > 0.0f) {
-        return (struct layer_act){ACT_SILU_CLAMPED, {.limit = limit}};
+        const float most = c->limit_before_act ? limit / (1.0f + expf(-limit)) : limit;
+        return (struct layer_act){ACT_SILU_CLAMPED, {.limit = limit, .alpha = most}};
     }
     return (struct layer_act){c->act, c->act_shape};
 }

@@ -320,13 +320,28 @@ static enum status load_mla_heads(struct loader *l, int32_t layer, bool value,
     return st;
 }
 
-/* One product in place of those that read the layer's input: the key's, and the query's if it has
- * one. */
+/* Appends this rank's gates of the heads, if MLA has them, to the product of the layer's input. */
+static void add_gates(const struct loader *l, int32_t layer, char name[NAME_BYTES],
+                      struct stack *st)
+{
+    const struct model_config *c = l->c;
+    const struct layer_share s = model_layer_share(c, &l->m->shard, layer);
+    const int64_t width = c->attn_gate == ATTN_GATE_HEADS ? 1 : c->v_dim;
+    if (c->attn_gate != ATTN_GATE_NONE) {
+        part_layer_name(c->names->attn_gate, layer, name);
+        st->pieces[st->n++] =
+            (struct piece){name, c->n_heads * width, s.first_head * width, s.n_heads * width};
+        st->n_unbiased = 1;
+    }
+}
+
+/* One product in place of those that read the layer's input: the key's, and, if queries have a
+ * product of their own, that product and the gates. */
 static enum status load_mla_low(struct loader *l, int32_t layer, struct layer_weights *w)
 {
     const struct model_config *c = l->c;
     const int64_t kv = c->kv_lora + c->rope_dim;
-    char q_name[NAME_BYTES], kv_name[NAME_BYTES], norm[NAME_BYTES];
+    char q_name[NAME_BYTES], kv_name[NAME_BYTES], gate[NAME_BYTES], norm[NAME_BYTES];
     struct stack low = {.n_in = c->hidden, .n_cols = c->hidden, .bias = c->o_bias, .adapts = true};
     if (c->q_lora) {
         part_layer_name(c->names->q_a, layer, q_name);
@@ -336,6 +351,9 @@ static enum status load_mla_low(struct loader *l, int32_t layer, struct layer_we
     }
     part_layer_name(c->names->kv_a, layer, kv_name);
     low.pieces[low.n++] = (struct piece){kv_name, kv, 0, kv};
+    if (c->q_lora) {
+        add_gates(l, layer, gate, &low);
+    }
     TRY(part_linear(l, &low, l->options->dtype, &w->low));
     part_layer_name(c->names->kv_a_norm, layer, norm);
     return part_vector(l, norm, ".weight", c->kv_lora, &w->kv_a_norm);
@@ -394,9 +412,8 @@ static enum status load_mla(struct loader *l, int32_t layer, struct layer_weight
     part_layer_name(c->q_lora ? c->names->q_b : c->names->q, layer, name);
     q.pieces[0] =
         (struct piece){name, c->n_heads * q_head, s.first_head * q_head, s.n_heads * q_head};
-    if (c->attn_gate == ATTN_GATE_HEADS) {
-        part_layer_name(c->names->attn_gate, layer, gate);
-        q.pieces[q.n++] = (struct piece){gate, c->n_heads, s.first_head, s.n_heads};
+    if (c->q_lora == 0) {
+        add_gates(l, layer, gate, &q);
     }
     if (c->layers[layer].index >= 0) {
         const int64_t all = (int64_t)c->index.n_heads * c->index.head_dim;
@@ -411,6 +428,7 @@ static enum status load_mla(struct loader *l, int32_t layer, struct layer_weight
     TRY(load_mla_low(l, layer, w));
     TRY(load_mla_heads(l, layer, false, &w->w_uk));
     TRY(load_mla_heads(l, layer, true, &w->w_uv));
+    TRY(load_sinks(l, layer, w));
     return load_o(l, layer, c->v_dim, w);
 }
 

@@ -15,6 +15,7 @@ struct buffer_plan {
 
 struct widths {
     int64_t qkv, attn, ffn;
+    int64_t low;   // MLA
     int64_t heads; // number of heads
 };
 
@@ -41,7 +42,9 @@ static struct widths widest_of(const struct model *m)
         const int64_t attn = n_heads * (c->kv_lora ? c->v_dim : hd);
         const int64_t gates[] = {0, attn, n_heads}; // by enum attn_gate
         const int64_t index = (int64_t)c->index.n_heads * c->index.head_dim;
-        w.qkv = larger(w.qkv, qkv + gates[c->attn_gate] + index);
+        const int64_t of_gates = gates[c->attn_gate], low = c->q_lora + c->kv_lora + c->rope_dim;
+        w.qkv = larger(w.qkv, qkv + index + (c->q_lora > 0 ? 0 : of_gates));
+        w.low = larger(w.low, low + (c->q_lora > 0 ? of_gates : 0));
         w.attn = larger(w.attn, attn);
         w.ffn = larger(w.ffn, share.gates);
         w.heads = larger(w.heads, n_heads);
@@ -79,9 +82,16 @@ static int32_t plan_buffers(struct model *m, int32_t max_rows, int32_t max_out,
                                       (int64_t)m->max_hidden * c->hidden, max_out};
     }
     if (mla) {
-        p[n++] = (struct buffer_plan){&m->low, NULL, m->act, c->q_lora + kv_low, max_rows};
+        p[n++] = (struct buffer_plan){&m->low, NULL, m->act, w.low, max_rows};
         p[n++] = (struct buffer_plan){&m->q_abs, NULL, m->act, w.heads * kv_low, max_rows};
         p[n++] = (struct buffer_plan){&m->attn_v, NULL, m->act, w.heads * c->kv_lora, max_rows};
+    }
+    if (c->hyper.n > 0) {
+        const int64_t all = (int64_t)c->hyper.n * c->hidden, gates = HYPER_GATES(c->hyper.n);
+        p[n++] = (struct buffer_plan){&m->streams, NULL, m->residual, all, max_rows};
+        p[n++] = (struct buffer_plan){&m->gates, NULL, DT_F32, gates, max_rows};
+        p[n++] = (struct buffer_plan){&m->out_streams, NULL, m->residual, all, max_out};
+        p[n++] = (struct buffer_plan){&m->out_gates, NULL, DT_F32, gates, max_out};
     }
     if (c->index.top_k > 0) {
         p[n++] = (struct buffer_plan){&m->index_k, NULL, m->act, c->index.head_dim, max_rows};

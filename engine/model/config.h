@@ -45,6 +45,7 @@ struct layer_config {
     bool moe;
     float ffn_out_scale; // as attn_out_scale
     // A limit above 0 makes the activation ACT_SILU_CLAMPED. mlp_limit: also of shared experts.
+    // See limit_before_act.
     float experts_limit, mlp_limit;
     // Of the MLP's gates only those are open that exceed their mean by this many standard
     // deviations.
@@ -61,11 +62,19 @@ struct layer_config {
                  // feed-forward part
 };
 
+/* Hyper-connections (struct hyper_args): several streams are the residual. */
+struct hyper_config {
+    int32_t n;          // streams; 0: the model has none
+    int32_t n_sinkhorn; // 0: streams are not mixed among themselves
+    float eps, magnitude, after_eps;
+};
+
 /* Sparse attention: an indexer picks the keys that the rows of a layer attend to. A layer without
  * an indexer has the picks of the last layer before it that has one. */
 struct index_config {
     int32_t top_k; // 0: the model has no indexers
     int32_t n_heads, head_dim;
+    int32_t rope_at;  // first rotated element of its heads
     bool interleaved; // the pairs of its rope, which has the frequencies of rope 0
     int32_t rope;     // index in model_config.rope
     float norm_eps;
@@ -76,7 +85,7 @@ enum norm_place { NORM_PRE, NORM_SANDWICH, NORM_POST };
 
 /* Gates of the heads' outputs. WIDE: a gate for each element, in a separate tensor or, if
  * it has no name, in q's after the queries of each head. HEADS: a gate for each head, in a separate
- * tensor (not MLA with q_lora). */
+ * tensor. */
 enum attn_gate { ATTN_GATE_NONE, ATTN_GATE_WIDE, ATTN_GATE_HEADS };
 
 /* A head drafts from the hidden states of another model, the target (head.h). */
@@ -159,6 +168,7 @@ struct model_config {
     enum activation act;
     struct act_shape act_shape;
     bool gated;
+    bool limit_before_act; // layers' limits are those of the activation's input, not of its result
     bool v_norm, scaled_layers; // scaled_layers: each layer's result is multiplied by a factor
     int32_t layer_input;        // width of the per-layer inputs; 0: none
     int32_t inputs_vocab;       // rows of their table; other ids have its first row
@@ -199,6 +209,7 @@ struct model_config {
     int32_t q_lora, kv_lora, nope_dim, rope_dim, v_dim;
     float mla_norm_eps; // epsilon of the norms inside MLA
     struct index_config index;
+    struct hyper_config hyper;
 
     int32_t n_eos;
     int32_t eos[MAX_EOS];
@@ -283,6 +294,9 @@ struct tensor_names {
     const char *branch_down, *branch_up, *branch_norm;
     const char *q_a, *q_a_norm, *q_b, *kv_a, *kv_a_norm, *kv_b;
     const char *index_q, *index_k, *index_k_norm, *index_weights;
+    /* Hyper-connections of both sub-layers, and the complete name of those at the end. "fn", "base"
+     * and "scale" follow. */
+    const char *hyper_attn, *hyper_ffn, *hyper_end;
     /* The two parts of kv_b as GGUF files have them: [heads, kv_lora, nope] and
      * [heads, v, kv_lora]. */
     const char *k_b, *v_b;

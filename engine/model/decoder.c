@@ -63,7 +63,8 @@ static enum status narrow(struct flow *f, int32_t layer, struct tensor *in)
         return OK;
     }
     TRY(flow_attend(f));
-    TRY(flow_gather(f, &f->x, f->out_x, hidden));
+    TRY(m->config->hyper.n > 0 ? flow_narrow_streams(f)
+                               : flow_gather(f, &f->x, f->out_x, hidden));
     if (in) {
         TRY(flow_gather(f, in, m->out_h, hidden));
     }
@@ -167,6 +168,7 @@ static enum status mix(struct flow *f, int32_t layer, struct tensor *in, bool *m
     const bool once = !twice && single && lc->state < 0;
     struct tensor unused;
     *more = !stores;
+    f->hyper = &w->attn_hyper;
     if (layer == 0 && f->first_input.mem.p) {
         *in = f->first_input;
     } else {
@@ -230,6 +232,7 @@ static enum status layer_forward(struct flow *f, int32_t layer)
         flow_norm_after(f, w->router_norm, NULL, f->m->routed);
         flow_norm_after(f, w->experts_norm, NULL, f->m->experts_in);
     }
+    f->hyper = &w->ffn_hyper;
     // attention's output is added to x, while `in` stays the input of both sub-layers
     if (parallel) {
         TRY(flow_join_norm(f, NULL, NULL, false, &unused));
@@ -300,6 +303,7 @@ static enum status ends(struct flow *f, struct model_outputs want)
     const struct model_config *c = m->config;
     const int32_t n_out = f->n_out;
     struct tensor unused;
+    f->hyper = &m->end_hyper;
     TRY(flow_join_norm(f, NULL, NULL, false, &unused));
     if (f->x.mem.p != f->out_x.mem.p) { // narrow() has kept all rows
         TRY(flow_gather(f, &f->x, f->out_x, c->hidden));
@@ -425,6 +429,7 @@ enum status model_forward(struct model *m, const struct pass_shape *shape,
     TRY(embed_rows(&f));
     TRY(make_inputs(&f));
     TRY(flow_streams_open(&f));
+    flow_start_streams(&f);
     if (c->head.kind != HEAD_NONE) {
         TRY(head_enter(m, f.n_rows, &f.first_input));
     }

@@ -49,6 +49,11 @@ struct flow {
     struct rope_store_args store;
     struct attention_args attention;
     struct key_picks picks; // of the last layer with an indexer
+    /* Hyper-connections: the residual is in `streams`, and x is only what a sub-layer reads of it,
+     * where that is stored at all. From `narrow` on there are only the out rows. */
+    struct tensor streams, gates;
+    const struct hyper_weights *hyper; // of the next sub-layer, or of the end
+    bool begins;                       // the streams must still be set, to x
 };
 
 static const struct tensor no_tensor = {{NULL}, DT_F32, 0};
@@ -57,6 +62,12 @@ static const struct tensor no_tensor = {{NULL}, DT_F32, 0};
  * only one product or one mixture reads the input, so that the norm may be a part of that op. */
 enum status flow_join_norm(struct flow *f, const struct weight *weight, const struct weight *bias,
                            bool once, struct tensor *input);
+
+/* decoder_hyper.c: what the functions of the residual do for models with hyper-connections.
+ * flow_join_streams: flow_join_norm, with a mixture of f->hyper in place of x. */
+void flow_start_streams(struct flow *f);
+enum status flow_join_streams(struct flow *f, const struct weight *norm, struct tensor *input);
+enum status flow_narrow_streams(struct flow *f);
 
 /* out = norm(in), for a norm inside a sub-layer. */
 enum status flow_own_norm(struct flow *f, struct tensor in, const struct weight *weight,

@@ -2,9 +2,10 @@
 /* Attention of a layer, from its normed input to the heads' outputs. */
 #include "engine/model/decoder.h"
 
-/* Multiplies the outputs of the heads, `width` elements each, by the gates, which are in qkv after
- * the first `at` elements. */
-static enum status gate_heads(struct flow *f, int32_t n_heads, int32_t width, int32_t at)
+/* Multiplies the outputs of the heads, `width` elements each, by the gates, which are in `gates`
+ * after the first `at` elements. */
+static enum status gate_heads(struct flow *f, int32_t n_heads, int32_t width, struct tensor gates,
+                              int32_t at)
 {
     struct model *m = f->m;
     if (m->config->attn_gate == ATTN_GATE_NONE) {
@@ -12,14 +13,14 @@ static enum status gate_heads(struct flow *f, int32_t n_heads, int32_t width, in
     }
     struct gate_args a = {.x = m->attn,
                           .out = m->attn,
-                          .gate = m->qkv,
+                          .gate = gates,
                           .n_rows = f->n_rows,
                           .width = n_heads * width,
                           .group = width,
                           .act = m->config->attn_gate_softplus ? GATE_SOFTPLUS : GATE_SIGMOID,
                           .per_group = m->config->attn_gate == ATTN_GATE_HEADS,
                           .scale = 1.0f};
-    a.gate.mem = dmem_at(m->qkv.mem, (size_t)at * dtype_bytes(m->qkv.dtype));
+    a.gate.mem = dmem_at(gates.mem, (size_t)at * dtype_bytes(gates.dtype));
     return f->ops->gate(f->be, &a);
 }
 
@@ -75,7 +76,7 @@ enum status decoder_attention(struct flow *f, int32_t layer, struct tensor in)
         return OK;
     }
     TRY(flow_attend(f));
-    return gate_heads(f, n_heads, lc->head_dim, (n_heads + 2 * n_kv_heads) * lc->head_dim);
+    return gate_heads(f, n_heads, lc->head_dim, m->qkv, (n_heads + 2 * n_kv_heads) * lc->head_dim);
 }
 
 /* A layer's indexer stores the keys of its rows, and picks the keys that they attend to, unless the
@@ -96,6 +97,7 @@ static enum status run_indexer(struct flow *f, int32_t layer, struct tensor in)
                                      .layer = m->config->layers[layer].index,
                                      .n_heads = c->n_heads,
                                      .head_dim = c->head_dim,
+                                     .rope_at = c->rope_at,
                                      .norm = w->index_k_norm,
                                      .norm_bias = w->index_k_norm_bias,
                                      .eps = c->norm_eps};
@@ -191,6 +193,7 @@ enum status decoder_mla(struct flow *f, int32_t layer, struct tensor in)
                                .scale = c->attn_scale,
                                .window = c->layers[layer].window,
                                .softcap = c->attn_softcap,
+                               .sinks = w->sinks,
                                .picks = c->index.top_k > 0 ? &f->picks : NULL};
     // [T, H, kv_lora] -> [T, H, v]
     struct linear_heads_args expand = {.weight = w->w_uv,
@@ -200,5 +203,6 @@ enum status decoder_mla(struct flow *f, int32_t layer, struct tensor in)
                                        .x_head = c->kv_lora,
                                        .y_head = c->v_dim};
     TRY(ops_mla(f->be, &store, &absorb, &a, &expand));
-    return gate_heads(f, n_heads, c->v_dim, n_heads * q_head);
+    return c->q_lora > 0 ? gate_heads(f, n_heads, c->v_dim, m->low, c->q_lora + key)
+                         : gate_heads(f, n_heads, c->v_dim, m->qkv, n_heads * q_head);
 }

@@ -27,6 +27,9 @@ enum status flow_join_norm(struct flow *f, const struct weight *weight, const st
 {
     struct model *m = f->m;
     const struct model_config *c = m->config;
+    if (c->hyper.n > 0) {
+        return flow_join_streams(f, weight, input);
+    }
     *input = weight ? f->h : f->x;
     if (!weight && !f->pending) {
         return OK;
@@ -164,7 +167,8 @@ struct product_sums *flow_sums_for_norm(struct flow *f, const struct weight *pos
                              .n_rows = f->n_rows,
                              .width = m->config->hidden,
                              .kind = m->config->norm_kind};
-    if (!post_norm && ops_norm_adds_sums(f->be, &next)) {
+    const bool is_norm = m->config->hyper.n == 0;
+    if (is_norm && !post_norm && ops_norm_adds_sums(f->be, &next)) {
         return &f->delta_sums;
     }
     return NULL;

@@ -22,6 +22,17 @@ static const struct tensor_names axk1_names = {BASE_NAMES,   FFN_NAMES,
                                                EXPERT_NAMES, SHARED_NAMES,
                                                MLA_NAMES,    .ffn_post_norm = "post_mlp_layernorm"};
 
+static const struct tensor_names hy_v4_names = {BASE_NAMES,
+                                                FFN_NAMES,
+                                                EXPERT_NAMES,
+                                                SHARED_NAMES,
+                                                MLA_NAMES,
+                                                .sinks = "self_attn.sinks",
+                                                .attn_gate = "self_attn.gate_proj",
+                                                .hyper_attn = "attn_hc.",
+                                                .hyper_ffn = "ffn_hc.",
+                                                .hyper_end = "model.hc_head.hc_"};
+
 /* Latent attention: the ranks of the projections, and the parts of a head with and without
  * positions. YaRN's temperature applies to both q and k, so its square goes into attn_scale.
  * usual_v: the size of values if the config has none; 0: it must. */
@@ -200,6 +211,39 @@ static enum status read_sparse(const struct json *j, struct model_config *c, str
     return family_dense_layers(j, json_get_int(j, "first_k_dense_replace", 3), c, err);
 }
 
+/* Several streams as the residual, by one form of hyper-connections for both sub-layers. */
+static enum status read_hyper(const struct json *j, struct model_config *c, struct err *err)
+{
+    TRY(family_size(j, "hc_mult", MAX_HYPER, &c->hyper.n, err));
+    c->hyper.eps = (float)json_get_number(j, "hc_eps", 1e-6);
+    return OK;
+}
+
+/* GLM-5's attention with sinks, gates and rotated halves, the last ones of an index head; experts
+ * with limited gates. */
+static enum status read_hy_v4(const struct json *j, struct model_config *c, struct err *err)
+{
+    TRY(read_deepseek_v3(j, c, err));
+    TRY(read_indexer(j, c, err));
+    TRY(read_hyper(j, c, err));
+    c->hyper.magnitude = (float)json_get_number(j, "hc_magnitude", 2.0);
+    c->hyper.after_eps = c->hyper.eps;
+    c->rope[0].desc.interleaved = c->index.interleaved = false;
+    c->index.rope_at = c->index.head_dim - c->rope_dim;
+    c->index.norm_eps = c->norm_eps;
+    c->sinks = true;
+    c->attn_gate = ATTN_GATE_WIDE;
+    const float limit = (float)json_get_number(j, "swiglu_limit", 0.0);
+    if (!(limit > 0.0f)) {
+        return err_set(err, ERR_UNSUPPORTED, "config.json: swiglu_limit must be above 0");
+    }
+    c->limit_before_act = true;
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        c->layers[i].experts_limit = limit;
+    }
+    return family_dense_layers(j, 1, c, err);
+}
+
 /* Layers with experts have a norm of their result. mlp_layer_types takes precedence over the
  * older keys. */
 static enum status read_axk1(const struct json *j, struct model_config *c, struct err *err)
@@ -259,6 +303,13 @@ static enum status read_minicpm3(const struct json *j, struct model_config *c, s
     "\"num_experts_per_tok\":8,\"moe_intermediate_size\":2048,\"routed_scaling_factor\":2.5,"      \
     "\"first_k_dense_replace\":3,\"index_topk\":2048,\"index_head_dim\":128,"
 
+#define HY_V4_DEFAULTS                                                                             \
+    "\"rms_norm_eps\":1e-5,\"max_position_embeddings\":262144,\"kv_lora_rank\":512,"               \
+    "\"qk_rope_head_dim\":64,\"qk_nope_head_dim\":192,\"v_head_dim\":256,"                         \
+    "\"n_routed_experts\":256,\"n_shared_experts\":1,\"num_experts_per_tok\":8,"                   \
+    "\"routed_scaling_factor\":2.827,\"index_topk\":2048,\"index_head_dim\":128,"                  \
+    "\"index_topk_freq\":4,\"hc_mult\":4,\"swiglu_limit\":10,"
+
 static const struct family rows[] = {
     {"deepseek_v2", &deepseek_names, "{\"eos_token_id\":2,\"n_shared_experts\":2}",
      read_deepseek_v2},
@@ -275,6 +326,12 @@ static const struct family rows[] = {
      "\"max_position_embeddings\":202752,\"q_lora_rank\":2048,\"qk_nope_head_dim\":192,"
      "\"v_head_dim\":256,\"index_n_heads\":32,\"indexer_rope_interleave\":true}",
      read_sparse},
+    {"hy_v4", &hy_v4_names,
+     "{\"eos_token_id\":120025," HY_V4_DEFAULTS "\"q_lora_rank\":1536,\"index_n_heads\":16}",
+     read_hy_v4},
+    {"hy_v4_vl_text", &hy_v4_names,
+     "{\"eos_token_id\":120025," HY_V4_DEFAULTS "\"q_lora_rank\":2048,\"index_n_heads\":32}",
+     read_hy_v4},
     {"sarvam_mla", &deepseek_names,
      "{\"eos_token_id\":1,\"max_position_embeddings\":4096,\"kv_lora_rank\":512,"
      "\"qk_rope_head_dim\":64,\"qk_nope_head_dim\":128,\"v_head_dim\":128,"

@@ -13,7 +13,7 @@ static bool is_plain_block(const struct model_config *c)
 {
     return c->norm_place == NORM_PRE && !c->parallel_residual && !c->norm_bias &&
            !c->scaled_layers && c->layer_input == 0 && !c->experts_beside &&
-           !c->names->attn_post_norm && !c->names->ffn_post_norm;
+           !c->names->attn_post_norm && !c->names->ffn_post_norm && c->hyper.n == 0;
 }
 
 /* The target's last layer with attention and no state. A module's layer has the same shape. */
@@ -132,6 +132,12 @@ static enum status read_eagle3(const struct json *j, const struct model_config *
     if (form && strcmp(form, "eagle3") != 0) {
         return err_set(err, ERR_UNSUPPORTED,
                        "config.json: the speculators_model_type '%.40s' is not eagle3", form);
+    }
+    if (target->hyper.n > 0) {
+        return err_set(err, ERR_UNSUPPORTED,
+                       "config.json: EAGLE-3 heads for models with hyper-connections (%s) are not "
+                       "supported",
+                       target->model_type);
     }
     int64_t made_for = json_get_int(j, "target_hidden_size", target->hidden);
     int64_t n_ids = json_get_int(j, "draft_vocab_size", c->vocab);

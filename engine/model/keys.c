@@ -203,6 +203,9 @@ static const struct key config_keys[] = {
     COUNT("index_topk_freq", 0),
     COUNT("index_skip_topk_offset", 0),
     SWITCH("indexer_rope_interleave"),
+    COUNT("hc_mult", 1),
+    FACTOR("hc_magnitude", -MOST),
+    {"hc_eps", NUMBER, 0, 1},
     FACTOR("query_pre_attn_scalar", LEAST),
     FACTOR("attn_logit_softcapping", 0), // 0: none
     FACTOR("final_logit_softcapping", 0),

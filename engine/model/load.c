@@ -130,6 +130,7 @@ static enum status load_layer(struct loader *l, int32_t layer, struct layer_weig
     TRY(load_layer_input(l, layer, w));
     TRY(load_streams(l, layer, w));
     TRY(load_layer_scale(l, layer, w));
+    TRY(load_hyper(l, layer, w));
     return load_ffn(l, layer, w);
 }
 
@@ -163,6 +164,7 @@ static enum status load_ends(struct loader *l)
     }
     TRY(load_inputs(l));
     TRY(load_stream_ends(l));
+    TRY(load_end_hyper(l));
     TRY(part_norm(l, c->names->final_norm, false, &m->final_norm));
     if (c->norm_bias) {
         TRY(part_vector(l, c->names->final_norm, ".bias", c->hidden, &m->final_norm_bias));
@@ -329,6 +331,11 @@ static enum status check_device(const struct model_config *c, const struct backe
         return err_set(err, ERR_UNSUPPORTED,
                        "%s: models with several residual streams or sparse activations are not "
                        "supported on this device",
+                       c->model_type);
+    }
+    if (c->hyper.n > 0 && !be->ops->hyper) {
+        return err_set(err, ERR_UNSUPPORTED,
+                       "%s: models with hyper-connections are not supported on this device",
                        c->model_type);
     }
     if (adapted && !be->ops->linear_adapter) {

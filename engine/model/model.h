@@ -20,6 +20,11 @@ struct layer_act {
     struct act_shape shape;
 };
 
+/* Hyper-connections before a sub-layer, or before the final norm. */
+struct hyper_weights {
+    const struct weight *fn, *base, *scale;
+};
+
 /* Weights of one layer. NULL: the family has no such weight. */
 struct layer_weights {
     const struct weight *attn_norm, *attn_norm_bias, *attn_post_norm;
@@ -38,10 +43,12 @@ struct layer_weights {
     const struct weight *branch_down, *branch_up, *branch_norm; // beside attention
     float x_scale;                         // factor of the layer's output; 0: none
     struct layer_act mlp_act, experts_act; // mlp_act: also of shared experts
-    // MLA: low is q_a, if there is one, above kv_a; qkv is q_b or q, above the indexer's
+    // MLA: low is q_a, if there is one, above kv_a and the gates; qkv is q_b or q, above the
+    // indexer's, or the gates if there is no q_a
     const struct weight *low, *q_a_norm, *kv_a_norm, *w_uk, *w_uv;
     // of the layer's indexer, whose queries are the last outputs of qkv
     const struct weight *index_k, *index_k_norm, *index_k_norm_bias, *index_weights;
+    struct hyper_weights attn_hyper, ffn_hyper;
     struct state_weights state;
     float k_scale, v_scale; // the checkpoint's scales for an FP8 cache; 0: it has none
 };
@@ -124,6 +131,7 @@ struct model {
     const struct weight *inputs_embed, *inputs_proj, *inputs_norm; // per-layer inputs
     // to and from each stream but the first, before and after all layers
     const struct weight *stream_in[MAX_STREAMS - 1], *stream_out[MAX_STREAMS - 1];
+    struct hyper_weights end_hyper;
     struct rope_table *ropes[2];
     struct layer_weights *layers;   // [n_layers]
     struct adapted_weight *adapted; // [n_adapted], sorted by address
@@ -142,6 +150,7 @@ struct model {
     struct tensor inputs, inputs_proj_out, out_input;
     struct tensor streams, out_streams; // [rows, streams, hidden]
     struct tensor branch;
+    struct tensor gates, out_gates; // of hyper-connections
     struct tensor logits, logits_local; // logits is shared by all models of a rank
     struct logit_bests bests;           // best logits of the last forward pass, for its draws
     /* Hidden states of the last forward pass, for its out rows: [max_hidden, hidden]. The i-th

@@ -234,6 +234,7 @@ void part_find_form(struct loader *l)
 {
     find_prefix(l);
     l->inner_names = has_inner_names(l);
+    part_find_released(l);
 }
 
 /* Marks as used those tensors that are deliberately not loaded. */

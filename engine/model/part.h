@@ -25,6 +25,7 @@ struct loader {
     struct err *err;
     const struct name_form *form; // the form that this checkpoint's names have
     bool inner_names;             // those of transformers' modules, where its files have others
+    uint32_t released;            // bits: the rows of part_names.c that its names have
     char layer_name[32];          // for a head: what replaces "model.layers.0."; otherwise ""
     const struct quant *quant;    // NULL: the weights are not quantised
     struct requantise requantise; // quantises plain matrices while they are loaded
@@ -76,6 +77,7 @@ bool part_exists(const struct loader *l, const char *base);
 void part_pass_over(struct loader *l, const char *base);
 bool part_has(const struct loader *l, const char *name); // a tensor with exactly this name
 void part_find_form(struct loader *l);
+void part_find_released(struct loader *l); // part_names.c
 /* part_named: the name that a tensor of a head's layer has. part_full_name: also as this checkpoint
  * has it. */
 const char *part_named(const struct loader *l, const char *name, char room[NAME_BYTES]);
@@ -153,6 +155,10 @@ enum status load_adapters_end(struct loader *l);
 
 /* head.c: a draft head's weights, except its layer. */
 enum status load_head(struct loader *l);
+
+/* hyper.c: hyper-connections, of a layer and at the end. */
+enum status load_hyper(struct loader *l, int32_t layer, struct layer_weights *w);
+enum status load_end_hyper(struct loader *l);
 
 /* attention.c, recurrent.c, ffn.c and act.c: the parts of a layer. */
 enum status load_attention(struct loader *l, int32_t layer, struct layer_weights *w);

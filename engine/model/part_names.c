@@ -16,6 +16,18 @@ const char *part_named(const struct loader *l, const char *name, char room[NAME_
     return room;
 }
 
+/* The name with `to` in the place of `from`; the name itself if it has none. */
+static const char *replaced(const char *name, const char *from, const char *to,
+                            char room[NAME_BYTES])
+{
+    const char *at = strstr(name, from);
+    if (!at) {
+        return name;
+    }
+    snprintf(room, NAME_BYTES, "%.*s%s%s", (int)(at - name), name, to, at + strlen(from));
+    return room;
+}
+
 /* Some families' modules are called otherwise in transformers than in files. It renames them when
  * it saves a model, but modelopt saves some under their inner names. */
 const char *part_inner_name(const char *name, char room[NAME_BYTES])
@@ -26,15 +38,56 @@ const char *part_inner_name(const char *name, char room[NAME_BYTES])
         {".self_attn.A_log", ".self_attn.forget_gate.A_log"},
         {".self_attn.dt_bias", ".self_attn.forget_gate.dt_bias"},
     };
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-        const char *at = strstr(name, names[i][0]);
-        if (at) {
-            snprintf(room, NAME_BYTES, "%.*s%s%s", (int)(at - name), name, names[i][1],
-                     at + strlen(names[i][0]));
-            return room;
+    const char *out = name;
+    for (size_t i = 0; i < sizeof names / sizeof names[0] && out == name; i++) {
+        out = replaced(name, names[i][0], names[i][1], room);
+    }
+    return out;
+}
+
+/* Released files call some modules otherwise than transformers. A row applies to checkpoints with
+ * the released name; of several for one name, the first does. */
+static const struct {
+    const char *name, *released;
+} released[] = {
+    {".self_attn.gate_proj", ".self_attn.linear_gate"},
+    {".mlp.gate_proj", ".mlp.linear_gate"},
+    {".mlp.shared_experts.gate_proj", ".mlp.shared_experts.linear_gate"},
+    {".self_attn.sinks", ".self_attn.learnable_sink_param"},
+    {".attn_hc.", ".hc_pre.hc_attn_layer.hc_"},
+    {".attn_hc.", ".hc_attn_layer.hc_pre.hc_"},
+    {".attn_hc.", ".hc_attn_layer.hc_"},
+    {".ffn_hc.", ".hc_pre.hc_mlp_layer.hc_"},
+    {".ffn_hc.", ".hc_mlp_layer.hc_pre.hc_"},
+    {".ffn_hc.", ".hc_mlp_layer.hc_"},
+    {".hc_head.hc_", ".hc_pre.hc_head.hc_head_"},
+    {".hc_head.hc_", ".hc_head.hc_pre.hc_head_"},
+    {".hc_head.hc_", ".hc_head.hc_head_"},
+};
+enum { N_RELEASED = sizeof released / sizeof released[0] };
+
+void part_find_released(struct loader *l)
+{
+    const struct checkpoint *ck = l->options->checkpoint;
+    size_t n = 0;
+    const struct checkpoint_tensor *all = ck ? checkpoint_tensors(ck, &n) : NULL;
+    for (size_t i = 0; i < n; i++) {
+        for (int32_t row = 0; row < N_RELEASED; row++) {
+            const bool has = strstr(all[i].name, released[row].released) != NULL;
+            l->released |= (uint32_t)has << row;
         }
     }
-    return name;
+}
+
+static const char *released_name(const struct loader *l, const char *name, char room[NAME_BYTES])
+{
+    const char *out = name;
+    for (int32_t row = 0; row < N_RELEASED && out == name; row++) {
+        if (l->released >> row & 1) {
+            out = replaced(name, released[row].name, released[row].released, room);
+        }
+    }
+    return out;
 }
 
 /* Checkpoints differ in the prefixes of their names. The form found at the start applies to all
@@ -45,6 +98,8 @@ void part_full_name(const struct loader *l, const char *base, char out[NAME_BYTE
     const char *name = part_named(l, base, room);
     if (l->inner_names) {
         name = part_inner_name(name, inner);
+    } else if (l->released) {
+        name = released_name(l, name, inner);
     }
     static const char layers[] = "layers.";
     const char *of_layers = l->c->names->layers;

@@ -125,6 +125,22 @@ def glm_moe_dsa(rng):
     return c
 
 
+def hy_v4(rng):
+    c = deepseek_v32(rng)
+    del c["first_k_dense_replace"]  # the class takes one dense layer, or a list
+    n = c["num_hidden_layers"]
+    c.update(
+        hc_mult=rng.choice([1, 2, 3, 4, 4]),
+        hc_magnitude=rng.choice([2.0, 0.7]),
+        hc_eps=rng.choice([1e-6, 1e-2]),
+        swiglu_limit=rng.choice([10.0, 0.5]),
+        pad_token_id=None,  # the class sets the embedding of this token to zero when it loads a model
+    )
+    if rng.random() < 0.5:
+        c["indexer_types"] = ["full", *(rng.choice(["full", "shared"]) for _ in range(n - 1))]
+    return c
+
+
 ROUTING = ("first_k_dense_replace", "moe_intermediate_size", "n_group", "topk_group", "norm_topk_prob", "routed_scaling_factor")
 
 
@@ -335,6 +351,7 @@ FAMILIES = {
     "kimi_k2": deepseek_v3,
     "deepseek_v32": deepseek_v32,
     "glm_moe_dsa": glm_moe_dsa,
+    "hy_v4": hy_v4,
     "mistral4": mistral4,
     "ernie4_5_moe": ernie4_5_moe,
     "hunyuan_v1_moe": hunyuan_v1_moe,

@@ -270,6 +270,25 @@ def with_masks(folder, n_layers, prefix):
     change_tensors(folder, change)
 
 
+def hy_v4(rng, folder, values):
+    """The modules of hyper-connections, gates and sinks have several names; a module drafts."""
+    def saved(name):
+        made = name.replace(".hc_pre.", ".")
+        for ours, theirs in (("attn", "attn"), ("ffn", "mlp")) if inner else ():
+            made = made.replace(f"hc_{theirs}_layer.hc_", f"{ours}_hc.")
+        if inner:
+            made = made.replace("hc_head.hc_head_", "hc_head.hc_").replace("learnable_sink_param", "sinks")
+            return made.replace("linear_gate", "gate_proj")
+        made = re.sub(r"(mlp|shared_experts)[.]linear_gate", r"\1.gate_proj", made) if own_gates else made
+        return re.sub(r"(_layer|hc_head)\.hc_", r"\1.hc_pre.hc_", made) if before else made
+
+    inner, before, own_gates = rng.random() < 0.3, rng.random() < 0.5, rng.random() < 0.5
+    if rng.random() < 0.7:
+        change_tensors(folder, lambda tensors: {saved(name): t for name, t in tensors.items()})
+    module = {"model.mtp_layers.0.enorm.weight": torch.ones(4)}
+    change_tensors(folder, lambda tensors: {**tensors, **module})
+
+
 RELEASED = {
     "gpt2": gpt2,
     "gpt_neox": gpt_neox,
@@ -279,6 +298,7 @@ RELEASED = {
     "bailing_hybrid": bailing_hybrid,
     "deepseek_v32": deepseek_v32,
     "glm_moe_dsa": glm_moe_dsa,
+    "hy_v4": hy_v4,
     "kimi_linear": kimi_linear,
     "nemotron_h": nemotron_h,
     "qwen3_next": full_attention_interval,

@@ -92,8 +92,10 @@ def fill_weights(model, generator):
             value = (0.12 if is_gemma else 0.4 if model.config.tie_word_embeddings else 0.8) * noise
         elif any(k in name for k in (".gate.weight", "shared_expert_gate", "router")):
             value = 2.0 / tensor.shape[-1] ** 0.5 * noise
-        elif name.endswith("sinks"):
+        elif name.endswith("sinks") or name.endswith(("_hc.base", "hc_base")):
             value = noise
+        elif name.endswith(("_hc.scale", "hc_scale")):
+            value = 0.5 * noise + 1.0
         elif tensor.dim() >= 2:
             value = 1.3 / tensor.shape[-1] ** 0.5 * noise
         else:

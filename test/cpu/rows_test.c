@@ -98,7 +98,7 @@ static double act_ref(enum activation kind, struct act_shape s, double g, double
     case ACT_RELU2: return fmax(g, 0.0) * fmax(g, 0.0) * u;
     case ACT_SILU_CLAMPED:
         u = fmax(fmin(u, (double)s.limit), -(double)s.limit);
-        return fmin(g / (1.0 + exp(-g)), (double)s.limit) * u;
+        return fmin(g / (1.0 + exp(-g)), (double)s.alpha) * u;
     case ACT_GPT_OSS:
         g = fmin(g, (double)s.limit);
         u = fmax(fmin(u, (double)s.limit), -(double)s.limit);

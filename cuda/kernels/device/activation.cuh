@@ -28,7 +28,7 @@ __device__ __forceinline__ float act_gated(float gate, float up, const struct ac
         return g / (1.0f + expf(-s.alpha * g)) * (u + 1.0f);
     }
     if (KIND == ACT_SILU_CLAMPED) {
-        return fminf(act_plain<ACT_SILU>(gate), s.limit) * fminf(fmaxf(up, -s.limit), s.limit);
+        return fminf(act_plain<ACT_SILU>(gate), s.alpha) * fminf(fmaxf(up, -s.limit), s.limit);
     }
     return act_plain<KIND>(gate) * up;
 }

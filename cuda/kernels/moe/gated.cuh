@@ -19,7 +19,7 @@ __device__ __forceinline__ float gated(float g, float u, const struct act_shape 
         return __fdividef(g, 1.0f + __expf(-1.5957691216057308f * (g + 0.044715f * g * g * g))) * u;
     }
     if (KIND == ACT_SILU_CLAMPED) {
-        return fminf(silu_gated(g, 1.0f), s.limit) * fminf(fmaxf(u, -s.limit), s.limit);
+        return fminf(silu_gated(g, 1.0f), s.alpha) * fminf(fmaxf(u, -s.limit), s.limit);
     }
     if (KIND == ACT_GPT_OSS) {
         g = fminf(g, s.limit);
