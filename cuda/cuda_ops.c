@@ -214,6 +214,7 @@ const struct backend_ops cuda_ops = {
     .mla = cuda_op_mla,
     .index_store = cuda_op_index_store,
     .index_pick = cuda_op_index_pick,
+    .hyper = cuda_op_hyper,
     .norms = cuda_op_norms,
     .norm_adds_sums = cuda_op_norm_adds_sums,
     .rope_store_adds_sums = cuda_op_rope_store_adds_sums,

@@ -82,6 +82,9 @@ bool cuda_op_rope_store_adds_sums(struct backend *base, const struct rope_store_
 enum status cuda_op_index_store(struct backend *base, const struct index_store_args *a);
 enum status cuda_op_index_pick(struct backend *base, const struct index_pick_args *a);
 
+/* cuda_ops_hyper.c */
+enum status cuda_op_hyper(struct backend *base, const struct hyper_args *a);
+
 /* cuda_ops_moe.c */
 enum status cuda_op_moe_route(struct backend *base, const struct moe_route_args *a);
 enum status cuda_op_moe_ffn(struct backend *base, const struct moe_ffn_args *a);

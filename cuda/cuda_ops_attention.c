@@ -120,7 +120,7 @@ static bool has_picks(const struct attention_args *a)
 static bool picks_ok(const struct attention_args *a, const struct kv_view *kv)
 {
     return !has_picks(a) || (a->n_kv_heads == 1 && kv->v_offset == 0 && a->picks->top_k > 0 &&
-                             a->window <= 0 && a->chunk <= 0 && a->softcap <= 0.0f && !a->sinks);
+                             a->window <= 0 && a->chunk <= 0 && a->softcap <= 0.0f);
 }
 
 /* Checks what the attention kernels rely on. */

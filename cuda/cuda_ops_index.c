@@ -35,8 +35,8 @@ enum status cuda_op_index_store(struct backend *base, const struct index_store_a
     const struct kv_view *kv = index_kv(be, a->layer, a->n_rows, a->head_dim);
     if (!kv || a->n_heads <= 0 || !fits(a->q, a->n_heads * a->head_dim) ||
         !fits(a->k, a->head_dim) || a->q.dtype != a->k.dtype || !norm_fits(a->norm, a->head_dim) ||
-        !norm_fits(a->norm_bias, a->head_dim) ||
-        (a->rope && 2 * a->rope->view.n_pairs > a->head_dim)) {
+        !norm_fits(a->norm_bias, a->head_dim) || a->rope_at < 0 ||
+        (a->rope && a->rope_at + 2 * a->rope->view.n_pairs > a->head_dim)) {
         return ERR_INVALID;
     }
     CUDA_TRY(&be->device,

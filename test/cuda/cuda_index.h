@@ -17,6 +17,8 @@ struct index_shape {
     int32_t index_heads, index_dim, n_pairs;
     bool interleaved;
     int32_t top_k, block_tokens;
+    int32_t rope_at; // of the index
+    bool has_sinks;
 };
 
 struct index_bed {
@@ -25,8 +27,8 @@ struct index_bed {
     struct stored stored;
     bool exact; // index keys, queries and weights are small integers, so scores are exact
     struct rope_table *rope;
-    struct weight *kv_norm_w, *norm_w, *bias_w;
-    float kv_norm[MOST_DIM], norm[MOST_DIM], bias[MOST_DIM], inv_freq[MOST_DIM];
+    struct weight *kv_norm_w, *norm_w, *bias_w, *sinks_w;
+    float kv_norm[MOST_DIM], norm[MOST_DIM], bias[MOST_DIM], inv_freq[MOST_DIM], sinks[MOST_DIM];
     /* What the pages hold, by lane and slot. */
     float *index_keys[MOST_LANES], *keys[MOST_LANES];
     struct test_pass t;
@@ -164,10 +166,11 @@ static inline void round_stored(const struct index_bed *t, float *x, int32_t n)
     }
 }
 
-/* Rotates the first elements of a head. */
-static inline void rotate(const struct index_bed *t, int32_t pos, float *x)
+/* Rotates elements of a head from rope_at on. */
+static inline void rotate(const struct index_bed *t, int32_t pos, float *head)
 {
     const int32_t n = t->s.n_pairs;
+    float *x = head + t->s.rope_at;
     for (int32_t i = 0; i < n; i++) {
         float *a = x + (t->s.interleaved ? 2 * i : i);
         float *b = x + (t->s.interleaved ? 2 * i + 1 : i + n);
@@ -256,11 +259,13 @@ static inline void make_weights(struct index_bed *t)
         t->kv_norm[i] = 1.0f + random_float(5, i, 0.3f, DT_F32);
         t->norm[i] = t->exact ? (float)(1 + i % 2) : 1.0f + random_float(6, i, 0.3f, DT_F32);
         t->bias[i] = t->exact ? 0.0f : random_float(7, i, 0.3f, DT_F32);
+        t->sinks[i] = random_float(8, i, 2.0f, DT_F32);
         t->inv_freq[i] = powf(10000.0f, -(float)i / (float)greater(t->s.n_pairs, 1));
     }
     t->kv_norm_w = vector_of(&t->p, t->kv_norm, t->s.lora);
     t->norm_w = vector_of(&t->p, t->norm, t->s.index_dim);
     t->bias_w = vector_of(&t->p, t->bias, t->s.index_dim);
+    t->sinks_w = t->s.has_sinks ? vector_of(&t->p, t->sinks, t->s.heads) : NULL;
 }
 
 static inline bool bed_open(struct index_bed *t, enum dtype dtype, bool deterministic, bool exact,
@@ -343,6 +348,7 @@ static inline void issue_stores(struct index_bed *t, const struct operands *o, i
                                            .layer = INDEX_LAYER,
                                            .n_heads = o->index_heads,
                                            .head_dim = t->s.index_dim,
+                                           .rope_at = t->s.rope_at,
                                            .norm = t->norm_w,
                                            .norm_bias = t->bias_w,
                                            .eps = t->exact ? 0.0f : 1e-6f};
@@ -390,6 +396,7 @@ static inline struct attention_args picked_attention(const struct index_bed *t,
                                    .head_dim_k = key_dim(t),
                                    .head_dim_v = t->s.lora,
                                    .scale = 0.07f,
+                                   .sinks = t->sinks_w,
                                    .picks = picks};
 }
 

@@ -129,6 +129,10 @@ static void attend_row(const struct index_bed *t, const struct index_result *res
             weights[j] = dot * (double)0.07f;
             top = greater(top, weights[j]);
         }
+        if (t->s.has_sinks) { // a key without a value
+            top = greater(top, (double)t->sinks[h]);
+            sum = exp((double)t->sinks[h] - top);
+        }
         for (int32_t j = 0; j < list[0]; j++) {
             const float *k = t->keys[row->lane] + (size_t)list[1 + j] * (size_t)dk;
             const double e = exp(weights[j] - top);
@@ -242,9 +246,13 @@ static const struct seq_spec mixed[] = {
 };
 
 static const struct index_shape small_shapes[] = {
-    {2, 16, 8, 2, 16, 4, false, 8, 16},   {8, 64, 16, 8, 64, 8, true, 40, 64},
-    {4, 32, 8, 3, 24, 12, false, 17, 24}, {20, 512, 64, 16, 128, 32, false, 64, 16},
+    {2, 16, 8, 2, 16, 4, false, 8, 16},
+    {8, 64, 16, 8, 64, 8, true, 40, 64},
+    {4, 32, 8, 3, 24, 12, false, 17, 24},
+    {20, 512, 64, 16, 128, 32, false, 64, 16},
     {3, 20, 10, 5, 36, 9, true, 12, 4}, // no whole vectors
+    {6, 64, 16, 2, 40, 8, false, 17, 16, .rope_at = 24, .has_sinks = true},
+    {20, 512, 64, 16, 128, 16, true, 700, 16, .rope_at = 96, .has_sinks = true}, // all keys
 };
 
 TEST(picks_and_attention_agree)
@@ -303,10 +311,12 @@ TEST(ties_go_to_earlier_keys)
 }
 
 /* DeepSeek V3.2 with 8 ranks and with one, GLM-5, and more heads per block. */
-static const struct index_shape deepseek = {16, 512, 64, 64, 128, 32, false, 2048, 64},
-                                deepseek_whole = {128, 512, 64, 64, 128, 32, false, 2048, 64},
-                                glm = {8, 512, 64, 32, 128, 32, true, 2048, 64},
-                                wide_group = {64, 512, 64, 32, 128, 32, true, 256, 64};
+static const struct index_shape
+    deepseek = {16, 512, 64, 64, 128, 32, false, 2048, 64},
+    deepseek_whole = {128, 512, 64, 64, 128, 32, false, 2048, 64},
+    glm = {8, 512, 64, 32, 128, 32, true, 2048, 64},
+    wide_group = {64, 512, 64, 32, 128, 32, true, 256, 64},
+    hy = {32, 512, 64, 16, 128, 32, false, 2048, 64, .rope_at = 64, .has_sinks = true};
 
 TEST(published_shapes_agree)
 {
@@ -330,6 +340,9 @@ TEST(published_shapes_agree)
         {DT_F16, false, false, &some_heads, plain_numbers, more, COUNT(more), 29, 0},
         {DT_BF16, false, false, &deepseek_whole, plain_numbers, chunk, COUNT(chunk), 37, 0},
         {DT_F32, false, false, &glm, plain_numbers, one, COUNT(one), 1, 0},
+        {DT_BF16, false, false, &hy, plain_numbers, few, COUNT(few), 5, 0},
+        {DT_BF16, false, false, &hy, plain_numbers, rows, COUNT(rows), 7, 0},
+        {DT_BF16, true, false, &hy, stored_codes[1], chunk, COUNT(chunk), 20, 0},
     };
     for (int32_t i = 0; i < COUNT(cases); i++) {
         run_case(&cases[i]);

@@ -9,7 +9,7 @@
 #include "cuda/kernels/rope.cuh"
 
 struct store_params {
-    int32_t q_stride, k_stride, n_heads, head_dim;
+    int32_t q_stride, k_stride, n_heads, head_dim, rope_at;
     float eps;
 };
 
@@ -42,7 +42,11 @@ store_key(const T *k, const struct store_params &p, const struct rope_view &rope
     const bool codes = kv.codes.format != KV_PLAIN;
     bool broken = false;
     for (int i = threadIdx.x; i < (n + 31) / 32 * 32; i += blockDim.x) {
-        key[i] = i < n ? rotated(normed, i, rope, cos_sin) : 0.0f;
+        const int at = i - p.rope_at;
+        key[i] = i < n ? normed[i] : 0.0f;
+        if (at >= 0 && at < 2 * rope.n_pairs) {
+            key[i] = rotated(normed + p.rope_at, at, rope, cos_sin);
+        }
         broken |= !is_storable<C>(key[i], codes);
     }
     broken = __syncthreads_or(broken);
@@ -87,7 +91,7 @@ __global__ void __launch_bounds__(32 * ROPE_WARPS)
     if (h >= p.n_heads) {
         return;
     }
-    T *mine = q + (int64_t)blockIdx.x * p.q_stride + (int64_t)h * p.head_dim;
+    T *mine = q + (int64_t)blockIdx.x * p.q_stride + (int64_t)h * p.head_dim + p.rope_at;
     float *head = heads[warp];
     for (int i = lane; i < 2 * rope.n_pairs; i += 32) {
         head[i] = to_float(mine[i]);
@@ -103,7 +107,8 @@ extern "C" cudaError_t k_index_store(cudaStream_t stream, const struct index_sto
                                      const float *norm_bias, const struct kv_view *kv,
                                      const struct pass_view *pass)
 {
-    const struct store_params p = {a->q.stride, a->k.stride, a->n_heads, a->head_dim, a->eps};
+    const struct store_params p = {a->q.stride, a->k.stride, a->n_heads,
+                                   a->head_dim, a->rope_at,  a->eps};
     const int by_heads = rope->n_pairs > 0 ? (a->n_heads + ROPE_WARPS - 1) / ROPE_WARPS : 0;
     const dim3 grid(a->n_rows, 1 + by_heads), block(32 * ROPE_WARPS);
     BY_DTYPE(

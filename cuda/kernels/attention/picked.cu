@@ -31,6 +31,7 @@ struct picked_params {
     const int32_t *blocks, *lists;
     int32_t blocks_stride, top_k, n_heads, first_row;
     float scale_log2;
+    const float *sinks;    // [n_heads] or NULL
     int32_t part, n_parts; // keys of a part, at most; parts of a list of top_k
     float *slots; // for parts: [row - first_row][part][head][values, maximum, sum, two unused]
 };
@@ -304,7 +305,7 @@ template <typename T, int MT, int NP, bool CODES> struct picked_block {
                 }
                 float *slot = slot_at(p, part, head);
                 T *out = (T *)p.out + (int64_t)row * p.out_stride + (int64_t)head * d;
-                const float w = final_weight(top_of[h], sum_of[h], nullptr, head);
+                const float w = final_weight(top_of[h], sum_of[h], p.sinks, head);
                 if (!whole && warp == 0 && (lane & 3) == 0) {
                     slot[d] = top_of[h];
                     slot[d + 1] = sum_of[h];
@@ -377,7 +378,7 @@ __global__ void __launch_bounds__(JOIN_HEADS * 32)
             value.z = join_value(w, value.z, add.z);
             value.w = join_value(w, value.w, add.w);
         }
-        const float w = final_weight(top, sum, nullptr, head);
+        const float w = final_weight(top, sum, p.sinks, head);
         T *to = (T *)p.out + (int64_t)row * p.out_stride + (int64_t)head * d + c;
         to[0] = from_float<T>(__fmul_rn(value.x, w));
         to[1] = from_float<T>(__fmul_rn(value.y, w));
@@ -488,6 +489,7 @@ static cudaError_t launch_picked(cudaStream_t stream, const struct attention_lau
                               a->n_heads,
                               0,
                               a->scale * 1.4426950408889634f,
+                              a->sinks,
                               part,
                               n_parts,
                               (float *)((char *)a->workspace + scratch)};
