@@ -244,6 +244,15 @@ static enum status read_hy_v4(const struct json *j, struct model_config *c, stru
     return family_dense_layers(j, 1, c, err);
 }
 
+/* The language part of its wrapper has one epsilon for all norms, and neighbours as pairs. */
+static enum status read_hy_v4_vl(const struct json *j, struct model_config *c, struct err *err)
+{
+    TRY(read_hy_v4(j, c, err));
+    c->mla_norm_eps = c->norm_eps;
+    c->rope[0].desc.interleaved = c->index.interleaved = true;
+    return OK;
+}
+
 /* Layers with experts have a norm of their result. mlp_layer_types takes precedence over the
  * older keys. */
 static enum status read_axk1(const struct json *j, struct model_config *c, struct err *err)
@@ -331,7 +340,7 @@ static const struct family rows[] = {
      read_hy_v4},
     {"hy_v4_vl_text", &hy_v4_names,
      "{\"eos_token_id\":120025," HY_V4_DEFAULTS "\"q_lora_rank\":2048,\"index_n_heads\":32}",
-     read_hy_v4},
+     read_hy_v4_vl},
     {"sarvam_mla", &deepseek_names,
      "{\"eos_token_id\":1,\"max_position_embeddings\":4096,\"kv_lora_rank\":512,"
      "\"qk_rope_head_dim\":64,\"qk_nope_head_dim\":128,\"v_head_dim\":128,"

@@ -2,6 +2,7 @@
 """Random configurations of language parts that transformers computes only inside their wrappers: functions of a random.Random."""
 
 from choices import WINDOW, heads, layer_types, qwen_windows, rope
+from choices_experts import hy_v4
 
 VISION = {"depth": 1, "hidden_size": 16, "num_heads": 1, "intermediate_size": 16, "out_hidden_size": 16}
 AUDIO = {"encoder_layers": 1, "encoder_attention_heads": 1, "encoder_ffn_dim": 16, "d_model": 16, "output_dim": 16}
@@ -11,11 +12,14 @@ STEP_VISION = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads":
 STEP_VISION.update(patch_size=4, max_position_embeddings=4)
 GLIMMER_VISION = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 1, "intermediate_size": 16, "pos_emb_height": 2}
 GLIMMER_VISION["pos_emb_width"] = 2
+HY_VISION = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 16, "patch_size": 4}
+HY_VISION.update(max_image_size=8, out_hidden_size=16)
 # By the model type of the language part: that of the wrapper, its class, and its other parts.
 WHOLE = {
     "glm4v_text": ("glm4v", "Glm4vForConditionalGeneration", {"vision_config": VISION}),
     "glm4v_moe_text": ("glm4v_moe", "Glm4vMoeForConditionalGeneration", {"vision_config": VISION}),
     "glm_ocr_text": ("glm_ocr", "GlmOcrForConditionalGeneration", {"vision_config": VISION}),
+    "hy_v4_vl_text": ("hy_v4_vl", "HYV4VLForConditionalGeneration", {"vision_config": HY_VISION}),
     "muse_glimmer_text": (
         "muse_glimmer",
         "MuseGlimmerForConditionalGeneration",
@@ -93,7 +97,14 @@ def muse_glimmer_text(rng):
     return c
 
 
+def hy_v4_vl_text(rng):
+    c = hy_v4(rng)
+    sections(rng, c, c["qk_rope_head_dim"])
+    return c
+
+
 FAMILIES = {
+    "hy_v4_vl_text": hy_v4_vl_text,
     "muse_glimmer_text": muse_glimmer_text,
     "glm4v_text": glm4v_text,
     "glm_ocr_text": glm_ocr_text,

@@ -71,8 +71,8 @@ def fill_weights(model, generator):
             value = 0.1 * noise
         elif name.endswith("A_log"):
             value = noise
-        elif name.endswith(("act_fn.beta", "act_fn.eps")):
-            continue  # constants of an activation
+        elif name.endswith(("act_fn.beta", "act_fn.eps")) or "patch_merger" in name:
+            continue  # constants of an activation; not of the language part
         elif name.endswith(("alpha_p", "alpha_n", ".D")):
             value = 0.5 * noise + 1.0
         elif "conv" in name and tensor.dim() == 3:

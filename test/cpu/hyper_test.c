@@ -93,8 +93,8 @@ static void mix_ref(const struct hyper_args *a, const struct hyper_case *c, int3
         square += *x * *x / c->width;
     }
     for (int32_t i = 0; i < c->width; i++) {
-        c->out[row * c->width + i] = c->x[row * c->width + i] * (double)c->norm[i] /
-                                     sqrt(square + (double)a->norm_eps);
+        c->out[row * c->width + i] =
+            c->x[row * c->width + i] * (double)c->norm[i] / sqrt(square + (double)a->norm_eps);
     }
 }
 
