@@ -39,9 +39,8 @@ static enum status hyper_ok(const struct hyper_args *a, int32_t n_fn)
     const bool sizes = a->n >= 1 && a->n <= MAX_HYPER && a->width > 0 && a->n_sinkhorn >= 0;
     if (!sizes || !fits(a->streams, a->n * a->width) || !has_dtype(a->delta, a->width, dtype) ||
         !has_dtype(a->x, a->width, dtype) || !has_dtype(a->out, a->width, dtype) ||
-        !has_dtype(a->gates, HYPER_GATES(a->n), DT_F32) ||
-        ((reads || writes) && !a->gates.mem.p) || (a->begins && !a->delta.mem.p) ||
-        !weights_ok(a, n_fn)) {
+        !has_dtype(a->gates, HYPER_GATES(a->n), DT_F32) || ((reads || writes) && !a->gates.mem.p) ||
+        (a->begins && !a->delta.mem.p) || !weights_ok(a, n_fn)) {
         return ERR_INVALID;
     }
     return a->width <= MOST_WIDTH ? OK : ERR_UNSUPPORTED;

@@ -77,6 +77,7 @@ struct bench {
                         // each gets its own graph
     double copy_peak, product_peak; // bytes and operations per second
     const struct weight *w_qkv[COPIES], *w_o[COPIES], *w_gate_up[COPIES], *w_down[COPIES];
+    const struct weight *w_hyper_fn, *w_hyper_base, *w_hyper_scale; // of DeepSeek V4's form
     const struct weight *w_head, *w_embed, *w_norm, *w_square, *w_sinks, *w_kv_norm, *w_uk, *w_uv;
     const struct weight *w_quantised[BENCH_FORMATS][BENCH_QUANT_PRODUCTS][COPIES];
     struct adapter_pair adapters[BENCH_ADAPTED][BENCH_RANKS][COPIES];

@@ -50,16 +50,45 @@ static enum status issue_activation(struct bench *b, const struct line *l, int32
     return b->ops->activation(b->be, &a);
 }
 
-/* Times row-wise ops, which are limited by the bytes of their rows. */
+/* The streams are in `mid`, the gates in `logits`. A result is nearly zero, so that streams do not
+ * grow from call to call. */
+static enum status issue_hyper(struct bench *b, const struct line *l, int32_t i)
+{
+    struct tensor streams = b->mid, gates = b->logits;
+    (void)i;
+    streams.stride = STREAMS * HIDDEN;
+    gates.stride = HYPER_GATES(STREAMS);
+    const struct hyper_args a = {.streams = streams,
+                                 .delta = b->attn,
+                                 .out = b->h,
+                                 .gates = gates,
+                                 .fn = b->w_hyper_fn,
+                                 .base = b->w_hyper_base,
+                                 .scale = b->w_hyper_scale,
+                                 .norm = b->w_norm,
+                                 .n_rows = l->n_rows,
+                                 .width = HIDDEN,
+                                 .n = STREAMS,
+                                 .n_sinkhorn = 20,
+                                 .norm_eps = 1e-6f,
+                                 .eps = 1e-6f,
+                                 .magnitude = 1e-3f};
+    return b->ops->hyper(b->be, &a);
+}
+
+/* Times row-wise ops, which are limited by the bytes of their rows. Streams are read twice and
+ * written once. */
 enum status bench_row_lines(struct bench *b, double element)
 {
     static const int32_t rows[] = {1, 64, 256, 8192};
-    const double row_bytes[] = {2 * HIDDEN, 4 * HIDDEN, 2 * QKV, 3 * FFN};
+    const double row_bytes[] = {2 * HIDDEN, 4 * HIDDEN, 2 * QKV, 3 * FFN,
+                                (3 * STREAMS + 2) * HIDDEN};
     const struct line ops[] = {{.name = "embed", .issue = issue_embed},
                                {.name = "norm with residual", .issue = issue_norm},
                                {.name = "rope and store", .issue = issue_rope},
-                               {.name = "silu gate", .issue = issue_activation}};
-    for (size_t o = 0; o < 4; o++) {
+                               {.name = "silu gate", .issue = issue_activation},
+                               {.name = "hyper-connections", .issue = issue_hyper}};
+    for (size_t o = 0; o < sizeof ops / sizeof ops[0]; o++) {
         for (size_t r = 0; r < 4; r++) {
             struct line l = ops[o];
             l.n_rows = rows[r];

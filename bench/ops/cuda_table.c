@@ -50,6 +50,10 @@ static enum status make_weights(struct bench *b, struct err *err)
     TRY(make_weight(b, WEIGHT_LINEAR, t, 1, 8192, 8192, &b->w_square, err));
     TRY(make_weight(b, WEIGHT_EMBED, t, 1, VOCAB, HIDDEN, &b->w_embed, err));
     TRY(make_weight(b, WEIGHT_VECTOR, DT_F32, 1, 1, HIDDEN, &b->w_norm, err));
+    TRY(make_weight(b, WEIGHT_VECTOR, DT_F32, 1, STREAM_GATES, STREAMS * HIDDEN, &b->w_hyper_fn,
+                    err));
+    TRY(make_weight(b, WEIGHT_VECTOR, DT_F32, 1, 1, STREAM_GATES, &b->w_hyper_base, err));
+    TRY(make_weight(b, WEIGHT_VECTOR, DT_F32, 1, 1, 3, &b->w_hyper_scale, err));
     TRY(make_weight(b, WEIGHT_VECTOR, DT_F32, 1, 1, HEADS, &b->w_sinks, err));
     TRY(make_weight(b, WEIGHT_VECTOR, DT_F32, 1, 1, MLA_LORA, &b->w_kv_norm, err));
     TRY(make_weight(b, WEIGHT_HEADS, t, MLA_HEADS, MLA_LORA, MLA_NOPE, &b->w_uk, err));

@@ -27,6 +27,9 @@ enum {
     INDEX_HEADS = 64,
     INDEX_DIM = 128,
     INDEX_TOP = 2048,
+    /* Hyper-connections as in DeepSeek V4, and their gates. */
+    STREAMS = 4,
+    STREAM_GATES = 2 * STREAMS + STREAMS * STREAMS,
     MOE_MOST_K = 8,
     ROWS = 8192,
     OUT_ROWS = 256,

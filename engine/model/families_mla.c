@@ -317,7 +317,8 @@ static enum status read_minicpm3(const struct json *j, struct model_config *c, s
     "\"qk_rope_head_dim\":64,\"qk_nope_head_dim\":192,\"v_head_dim\":256,"                         \
     "\"n_routed_experts\":256,\"n_shared_experts\":1,\"num_experts_per_tok\":8,"                   \
     "\"routed_scaling_factor\":2.827,\"index_topk\":2048,\"index_head_dim\":128,"                  \
-    "\"index_topk_freq\":4,\"hc_mult\":4,\"swiglu_limit\":10,"
+    "\"index_topk_freq\":4,\"hc_mult\":4,\"swiglu_limit\":10,"                                     \
+    "\"other_keys\":{\"num_local_experts\":\"n_routed_experts\"},"
 
 static const struct family rows[] = {
     {"deepseek_v2", &deepseek_names, "{\"eos_token_id\":2,\"n_shared_experts\":2}",

@@ -43,8 +43,8 @@ static bool bed_make(struct hyper_bed *h, enum dtype dtype, const struct hyper_a
     h->gates = gates_random(&h->p, rows, n_gates);
     h->x = tensor_poisoned(&h->p, rows, a->width + pad, dtype);
     h->out = tensor_poisoned(&h->p, rows, a->width + pad, dtype);
-    h->fn = weight_make(&h->p, WEIGHT_VECTOR, DT_F32, 1, h->n_fn, all, false,
-                        1.3f / sqrtf((float)all));
+    h->fn =
+        weight_make(&h->p, WEIGHT_VECTOR, DT_F32, 1, h->n_fn, all, false, 1.3f / sqrtf((float)all));
     h->base = vector_make(&h->p, h->n_fn, 1.0f);
     h->scale = vector_make(&h->p, 3, 1.0f);
     h->norm = vector_make(&h->p, a->width, 1.0f);

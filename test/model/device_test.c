@@ -53,6 +53,17 @@ TEST(sparse_attention_needs_both_of_its_ops)
     }
 }
 
+TEST(hyper_connections_need_their_op)
+{
+    struct backend_ops without = cpu_ops();
+    struct err err = {""};
+    without.hyper = NULL;
+    CHECK_EQ(load("test/golden-families/hy-4", NULL, &err), OK);
+    CHECK_EQ(load("test/golden-families/glm-5", &without, &err), OK);
+    CHECK_EQ(load("test/golden-families/hy-4", &without, &err), ERR_UNSUPPORTED);
+    CHECK_STR(err.text, "hy_v4: models with hyper-connections are not supported on this device");
+}
+
 int main(int argc, char **argv)
 {
     return check_main(argc, argv);

@@ -91,6 +91,7 @@ def test_ranks_divide_adapters(family):
 # Modules of families that PEFT's stored answers do not cover: indexers, gates of attention, delta nets, shared experts.
 WITHIN = [
     ("deepseek-v3.2", ["indexer.wq_b", "indexer.wk", "indexer.weights_proj", "q_b_proj", "shared_experts.up_proj"]),
+    ("hy-4", ["q_b_proj", "kv_a_proj_with_mqa", "o_proj", "indexer.wq_b", "shared_experts.gate_proj"]),
     ("laguna", ["g_proj", "q_proj", "o_proj", "shared_expert.down_proj"]),
     ("afmoe", ["self_attn.gate_proj", "v_proj"]),
     ("lfm3", ["self_attn.gate_proj", "conv.in_proj"]),

@@ -55,6 +55,13 @@ def test_the_log_names_the_layer(tmp_path, family, layer):
     assert places(log) == [layer_of(n, layer)], log
 
 
+def test_the_log_names_the_layer_after_several_streams(tmp_path):
+    folder = broken(tmp_path / "m", os.path.join(golden.FAMILIES, "hy-4"), "model.layers.2.input_layernorm.weight")
+    answers, log = run(folder, [request()])
+    assert "not numbers" in answers[0]["error"], answers
+    assert places(log) == [layer_of(4, 2)], log
+
+
 @pytest.mark.parametrize("tensor, place", [("model.norm.weight", "in the final norm"), (HEAD, "in the output head")])
 def test_the_log_names_what_follows_the_layers(tmp_path, tensor, place):
     folder = broken(tmp_path / "m", os.path.join(golden.GOLDEN, "llama-3"), tensor)
