@@ -120,10 +120,15 @@ __device__ __forceinline__ void multiply(const struct hyper_launch &a,
     for (int k = 0; k < a.n; k++) {
 #pragma unroll 1
         for (int c = lane * V; c < n; c += 32 * V) {
+            float x[R][V];
+#pragma unroll
+            for (int r = 0; r < R; r++) {
+                load<V>(x[r], &slice[r][k][c]);
+            }
 #pragma unroll
             for (int i = 0; i < OWN; i++) {
                 const int g = warp + ADD_WARPS * i;
-                float w[V], x[V];
+                float w[V];
                 if (g > a.n_fn) {
                     continue;
                 }
@@ -132,10 +137,9 @@ __device__ __forceinline__ void multiply(const struct hyper_launch &a,
                 }
 #pragma unroll
                 for (int r = 0; r < R; r++) {
-                    load<V>(x, &slice[r][k][c]);
 #pragma unroll
                     for (int e = 0; e < V; e++) {
-                        sums[i][r] = fmaf(g < a.n_fn ? w[e] : x[e], x[e], sums[i][r]);
+                        sums[i][r] = fmaf(g < a.n_fn ? w[e] : x[r][e], x[r][e], sums[i][r]);
                     }
                 }
             }
