@@ -361,7 +361,7 @@ static cudaError_t launch_mix(cudaStream_t stream, const struct hyper_launch &a)
     const int vectors = (a.width + V - 1) / V;
     const int threads = vectors < MIX_THREADS ? (vectors + 31) / 32 * 32 : (int)MIX_THREADS;
     cudaError_t e = cudaSuccess;
-    if (bytes > 48 << 10) {
+    if (bytes > 40 << 10) {
         e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
     }
     const dim3 grid((unsigned)a.n_rows, a.ends ? 1 : 2);

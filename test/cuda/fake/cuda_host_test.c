@@ -170,7 +170,7 @@ static int all_families(const void *arg)
         "mistral-small-4", "cohere-2",         "ernie-4.5-moe", "exaone-moe",   "deepseek-v3.2",
         "glm-5",           "apertus",          "step-3.7",      "laguna",       "mimo-v2-flash",
         "afmoe",           "olmo-hybrid",      "lfm3",          "muse-glimmer", "command-a-plus",
-        "granite-swa"};
+        "granite-swa",     "hy-4"};
     for (size_t i = 0; i < 4 * sizeof families / sizeof families[0]; i++) {
         char dir[64];
         host_family(dir, sizeof dir, families[i / 4]);

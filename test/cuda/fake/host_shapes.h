@@ -70,6 +70,10 @@ static const struct {
      "\"num_key_value_heads\":8,\"head_dim\":128,\"num_local_experts\":16,"
      "\"num_hidden_layers\":4,\"attention_chunk_size\":8192,\"floor_scale\":8192,"
      "\"max_position_embeddings\":16384}"},
+    {"a Hy 4",
+     "{\"model_type\":\"hy_v4\",\"vocab_size\":120832,\"hidden_size\":2816,"
+     "\"intermediate_size\":6912,\"moe_intermediate_size\":768,\"num_attention_heads\":32,"
+     "\"n_routed_experts\":64,\"num_hidden_layers\":3,\"max_position_embeddings\":16384}"},
 };
 
 #endif
