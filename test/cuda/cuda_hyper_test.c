@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Hyper-connections, compared with the scalar backend; and a row's bits, which must not depend on
  * the other rows. */
-#include "test/cuda/cuda_pair.h"
+#include "test/cuda/cuda_layers.h"
 
 /* The memory and the weights of a case. */
 struct hyper_bed {

@@ -246,13 +246,13 @@ static const struct seq_spec mixed[] = {
 };
 
 static const struct index_shape small_shapes[] = {
-    {2, 16, 8, 2, 16, 4, false, 8, 16},
-    {8, 64, 16, 8, 64, 8, true, 40, 64},
-    {4, 32, 8, 3, 24, 12, false, 17, 24},
-    {20, 512, 64, 16, 128, 32, false, 64, 16},
-    {3, 20, 10, 5, 36, 9, true, 12, 4}, // no whole vectors
-    {6, 64, 16, 2, 40, 8, false, 17, 16, .rope_at = 24, .has_sinks = true},
-    {20, 512, 64, 16, 128, 16, true, 700, 16, .rope_at = 96, .has_sinks = true}, // all keys
+    {2, 16, 8, 2, 16, 4, false, 8, 16, 0, false},
+    {8, 64, 16, 8, 64, 8, true, 40, 64, 0, false},
+    {4, 32, 8, 3, 24, 12, false, 17, 24, 0, false},
+    {20, 512, 64, 16, 128, 32, false, 64, 16, 0, false},
+    {3, 20, 10, 5, 36, 9, true, 12, 4, 0, false}, // no whole vectors
+    {6, 64, 16, 2, 40, 8, false, 17, 16, 24, true},
+    {20, 512, 64, 16, 128, 16, true, 700, 16, 96, true}, // all keys
 };
 
 TEST(picks_and_attention_agree)
@@ -293,9 +293,11 @@ TEST(ties_go_to_earlier_keys)
 {
     NEED_GPU();
     static const struct index_shape shapes[] = {
-        {2, 16, 8, 2, 16, 0, false, 8, 16},    {2, 16, 8, 8, 64, 0, false, 40, 16},
-        {2, 16, 8, 1, 36, 0, false, 33, 16},   {2, 16, 8, 80, 64, 0, false, 64, 64},
-        {2, 16, 8, 64, 128, 0, false, 97, 16},
+        {2, 16, 8, 2, 16, 0, false, 8, 16, 0, false},
+        {2, 16, 8, 8, 64, 0, false, 40, 16, 0, false},
+        {2, 16, 8, 1, 36, 0, false, 33, 16, 0, false},
+        {2, 16, 8, 80, 64, 0, false, 64, 64, 0, false},
+        {2, 16, 8, 64, 128, 0, false, 97, 16, 0, false},
     };
     for (int32_t d = 0; d < COUNT(pair_dtypes); d++) {
         for (int32_t i = 0; i < COUNT(shapes); i++) {
@@ -311,12 +313,12 @@ TEST(ties_go_to_earlier_keys)
 }
 
 /* DeepSeek V3.2 with 8 ranks and with one, GLM-5, and more heads per block. */
-static const struct index_shape
-    deepseek = {16, 512, 64, 64, 128, 32, false, 2048, 64},
-    deepseek_whole = {128, 512, 64, 64, 128, 32, false, 2048, 64},
-    glm = {8, 512, 64, 32, 128, 32, true, 2048, 64},
-    wide_group = {64, 512, 64, 32, 128, 32, true, 256, 64},
-    hy = {32, 512, 64, 16, 128, 32, false, 2048, 64, .rope_at = 64, .has_sinks = true};
+static const struct index_shape deepseek = {16, 512, 64, 64, 128, 32, false, 2048, 64, 0, false},
+                                deepseek_whole = {128,   512,  64, 64, 128,  32,
+                                                  false, 2048, 64, 0,  false},
+                                glm = {8, 512, 64, 32, 128, 32, true, 2048, 64, 0, false},
+                                wide_group = {64, 512, 64, 32, 128, 32, true, 256, 64, 0, false},
+                                hy = {32, 512, 64, 16, 128, 32, false, 2048, 64, 64, true};
 
 TEST(published_shapes_agree)
 {
@@ -355,7 +357,7 @@ TEST(published_shapes_agree)
 TEST(long_passes_and_long_tables_agree)
 {
     NEED_GPU();
-    static const struct index_shape all = {4, 32, 8, 3, 24, 12, false, 700, 16};
+    static const struct index_shape all = {4, 32, 8, 3, 24, 12, false, 700, 16, 0, false};
     static const struct seq_spec chunk[] = {{70, 600, false}}, longest[] = {{45000, 1, false}};
     const struct index_case cases[] = {
         {DT_BF16, false, false, &small_shapes[1], plain_numbers, chunk, 1, 50, 0},
