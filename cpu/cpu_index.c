@@ -68,7 +68,9 @@ static void store_item(void *arg, int32_t row, int32_t thread)
     cpu_kv_store_key(job->cpu, job->pages, cpu_kv_slot(job->cpu, job->pages, p->lane, p->slot_pos),
                      k);
     for (int32_t h = 0; h < a->n_heads; h++) {
-        cpu_rotate(job->cpu, a->rope, p->pos, q + (int64_t)h * a->head_dim + a->rope_at);
+        float *head = q + (int64_t)h * a->head_dim;
+        cpu_rotate(job->cpu, a->rope, p->pos, head + a->rope_at);
+        cpu_grow(head, a->head_dim, cpu_head_growth(&a->growth, h, p->pos));
     }
 }
 

@@ -408,6 +408,9 @@ enum status cpu_rope_open(struct backend *be, const struct rope_desc *desc,
                           struct rope_table **out);
 /* Rotates the first 2 n_pairs elements of a head; `r` may be NULL. */
 void cpu_rotate(const struct cpu_backend *cpu, const struct rope_table *r, int32_t pos, float *x);
+/* The factor of a head's query at a position, and the product with it. */
+float cpu_head_growth(const struct head_growth *g, int32_t head, int32_t pos);
+void cpu_grow(float *x, int32_t n, float by);
 enum status cpu_kv_bytes(struct backend *be, const struct kv_set_desc *desc, int32_t block_tokens,
                          size_t *out);
 enum status cpu_kv_open(struct backend *be, int32_t set, const struct kv_set_desc *desc,

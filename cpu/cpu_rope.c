@@ -75,7 +75,15 @@ static float growth_at(const struct query_growth *g, int32_t pos)
     return 1.0f + g->beta * logf(1.0f + (float)periods);
 }
 
-static void grow(float *x, int32_t n, float by)
+float cpu_head_growth(const struct head_growth *g, int32_t head, int32_t pos)
+{
+    if (!g->scale) {
+        return 1.0f;
+    }
+    return g->scale->vector[head] * logf(1.0f + (float)pos) + g->bias->vector[head];
+}
+
+void cpu_grow(float *x, int32_t n, float by)
 {
     for (int32_t i = 0; by != 1.0f && i < n; i++) {
         x[i] *= by;
@@ -132,7 +140,7 @@ static void store_item(void *arg, int32_t row, int32_t thread)
             norm_head(job, is_q ? a->q_norm : a->k_norm, x, is_q ? h : h - a->n_heads);
         }
     }
-    grow(q, a->n_heads * a->head_dim, growth_at(&a->growth, p->pos));
+    cpu_grow(q, a->n_heads * a->head_dim, growth_at(&a->growth, p->pos));
     if (a->n_kv_heads == 0) {
         return;
     }
@@ -166,27 +174,38 @@ struct mla_job {
     const struct kv_pages *pages;
 };
 
-static void mla_item(void *arg, int32_t row, int32_t thread)
+/* key: room for a key. */
+static void store_latent(const struct mla_job *job, int32_t row, float *key)
 {
-    const struct mla_job *job = arg;
     const struct mla_store_args *a = job->a;
     const struct pass_row *p = &job->cpu->pass->rows[row];
     const float *kv = tensor_row(&a->kv, row);
-    float *key = (float *)job->cpu->scratch[thread].p; // [kv_lora + rope_dim]
     job->cpu->kernels->norm(NORM_RMS, kv, a->kv_norm ? a->kv_norm->vector : NULL, 0.0f, NULL,
                             a->eps, a->kv_lora, key);
     memcpy(key + a->kv_lora, kv + a->kv_lora, (size_t)a->rope_dim * sizeof *key);
     cpu_rotate(job->cpu, a->rope, p->pos, key + a->kv_lora);
     cpu_kv_store_joined(job->cpu, job->pages,
                         cpu_kv_slot(job->cpu, job->pages, p->lane, p->slot_pos), 0, key);
-    float growth = growth_at(&a->growth, p->pos);
+}
+
+static void mla_item(void *arg, int32_t row, int32_t thread)
+{
+    const struct mla_job *job = arg;
+    const struct mla_store_args *a = job->a;
+    const struct pass_row *p = &job->cpu->pass->rows[row];
+    float *key = (float *)job->cpu->scratch[thread].p; // [kv_lora + rope_dim]
+    if (a->kv.mem.p) {
+        store_latent(job, row, key);
+    }
+    const float of_row = growth_at(&a->growth, p->pos);
     for (int32_t h = 0; h < a->n_heads; h++) {
+        const float growth = of_row * cpu_head_growth(&a->head_growth, h, p->pos);
         float *q = tensor_row(&a->q, row) + (int64_t)h * a->q_head;
         float *to = tensor_row(&a->q_out, row) + (int64_t)h * a->q_out_head + a->q_out_offset;
         memcpy(key, q + a->q_rope_offset, (size_t)a->rope_dim * sizeof *key);
         cpu_rotate(job->cpu, a->rope, p->pos, key);
-        grow(key, a->rope_dim, growth);
-        grow(q, a->q_rope_offset, growth);
+        cpu_grow(key, a->rope_dim, growth);
+        cpu_grow(q, a->q_rope_offset, growth);
         memcpy(to, key, (size_t)a->rope_dim * sizeof *key);
     }
 }

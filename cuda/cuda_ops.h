@@ -23,6 +23,18 @@ static inline int32_t vector_length(const struct weight *w)
     return w ? (int32_t)(w->n_out * w->n_in) : 0;
 }
 
+static inline struct head_factors head_factors(const struct head_growth *g)
+{
+    return (struct head_factors){vector(g->scale), vector(g->bias)};
+}
+
+/* True if there are no factors, or one of each kind for every head. */
+static inline bool head_growth_ok(const struct head_growth *g, int32_t n_heads)
+{
+    const int32_t n = vector_length(g->scale);
+    return n == vector_length(g->bias) && (!g->scale || n == n_heads);
+}
+
 /* Conversions between a product's partial sums and the value that the engine carries. */
 static inline struct product_sums sums_out(const struct sum_parts *s)
 {

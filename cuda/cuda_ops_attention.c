@@ -87,12 +87,15 @@ enum status cuda_op_rope_store(struct backend *base, const struct rope_store_arg
 static enum status mla_ok(const struct cuda_backend *be, const struct mla_store_args *a,
                           const struct kv_view *kv)
 {
+    const int32_t key = a->kv_lora + a->rope_dim;
+    const bool stores = a->kv.mem.p != NULL;
     const bool ok =
-        kv && a->n_rows <= be->passes.view.n_rows && kv->n_kv_heads == 1 &&
-        kv->head_dim_k == a->kv_lora + a->rope_dim && fits(a->kv, a->kv_lora + a->rope_dim) &&
+        kv && a->n_rows <= be->passes.view.n_rows && kv->n_kv_heads == 1 && kv->head_dim_k == key &&
+        (!stores || (fits(a->kv, key) && a->kv.dtype == a->q.dtype)) &&
+        head_growth_ok(&a->head_growth, a->n_heads) &&
         fits(a->q, (a->n_heads - 1) * a->q_head + a->q_rope_offset + a->rope_dim) &&
         fits(a->q_out, (a->n_heads - 1) * a->q_out_head + a->q_out_offset + a->rope_dim) &&
-        a->q.dtype == a->q_out.dtype && a->kv.dtype == a->q.dtype && growth_ok(&a->growth) &&
+        a->q.dtype == a->q_out.dtype && growth_ok(&a->growth) &&
         (!a->rope || 2 * a->rope->view.n_pairs <= a->rope_dim);
     return ok ? OK : ERR_INVALID;
 }
@@ -105,8 +108,9 @@ enum status cuda_op_mla_store(struct backend *base, const struct mla_store_args 
     TRY(be->device.lost);
     const struct kv_view *kv = layer_kv(be, a->layer);
     TRY(mla_ok(be, a, kv));
+    const struct head_factors growth = head_factors(&a->head_growth);
     CUDA_TRY(&be->device, k_mla_store(be->device.stream, a, a->rope ? &a->rope->view : &no_rope,
-                                      vector(a->kv_norm), kv, &be->passes.view));
+                                      vector(a->kv_norm), &growth, kv, &be->passes.view));
     return OK;
 }
 
@@ -288,7 +292,7 @@ static bool mla_is_few(const struct cuda_backend *be, const struct mla_store_arg
                       absorb->y.mem.p == a->q.mem.p && s->q_out.mem.p == a->q.mem.p &&
                       expand->x.mem.p == a->out.mem.p && expand->y_head >= v_dim;
     if (!same || !mla_fits(be, s) || a->window > 0 || a->chunk > 0 || a->softcap > 0.0f ||
-        a->sinks || has_picks(a) ||
+        a->sinks || has_picks(a) || !s->kv.mem.p || s->head_growth.scale ||
         !heads_are(absorb->weight, s->q.dtype, s->n_heads, s->kv_lora, s->q_rope_offset) ||
         !heads_are(expand->weight, s->q.dtype, s->n_heads, v_dim, s->kv_lora) ||
         expand->y.dtype != s->q.dtype ||

@@ -27,7 +27,7 @@ static bool norm_fits(const struct weight *w, int32_t head_dim)
     return !w || vector_length(w) == head_dim;
 }
 
-/* One kernel normalises, rotates and stores the keys, and rotates the queries. */
+/* One kernel normalises, rotates and stores the keys, and rotates and scales the queries. */
 enum status cuda_op_index_store(struct backend *base, const struct index_store_args *a)
 {
     struct cuda_backend *be = cuda_backend_of(base);
@@ -35,13 +35,14 @@ enum status cuda_op_index_store(struct backend *base, const struct index_store_a
     const struct kv_view *kv = index_kv(be, a->layer, a->n_rows, a->head_dim);
     if (!kv || a->n_heads <= 0 || !fits(a->q, a->n_heads * a->head_dim) ||
         !fits(a->k, a->head_dim) || a->q.dtype != a->k.dtype || !norm_fits(a->norm, a->head_dim) ||
-        !norm_fits(a->norm_bias, a->head_dim) || a->rope_at < 0 ||
-        (a->rope && a->rope_at + 2 * a->rope->view.n_pairs > a->head_dim)) {
+        !norm_fits(a->norm_bias, a->head_dim) || !head_growth_ok(&a->growth, a->n_heads) ||
+        a->rope_at < 0 || (a->rope && a->rope_at + 2 * a->rope->view.n_pairs > a->head_dim)) {
         return ERR_INVALID;
     }
+    const struct head_factors growth = head_factors(&a->growth);
     CUDA_TRY(&be->device,
              k_index_store(be->device.stream, a, a->rope ? &a->rope->view : &no_rope,
-                           vector(a->norm), vector(a->norm_bias), kv, &be->passes.view));
+                           vector(a->norm), vector(a->norm_bias), &growth, kv, &be->passes.view));
     return OK;
 }
 

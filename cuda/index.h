@@ -35,7 +35,8 @@ struct index_launch {
 /* attention/index_store.cu */
 cudaError_t k_index_store(cudaStream_t stream, const struct index_store_args *a,
                           const struct rope_view *rope, const float *norm, const float *norm_bias,
-                          const struct kv_view *kv, const struct pass_view *pass);
+                          const struct head_factors *growth, const struct kv_view *kv,
+                          const struct pass_view *pass);
 /* attention/index_scores.cu: the scores of all slots up to the row's own (in a tree up to that of
  * the last node), for the rows that see more than top_k keys. */
 cudaError_t k_index_scores(cudaStream_t stream, const struct index_launch *a);

@@ -58,6 +58,11 @@ static inline size_t kv_element_bytes(const struct kv_view *kv)
     return kv->codes.format == KV_PLAIN ? dtype_bytes(kv->dtype) : 1;
 }
 
+/* struct head_growth on the device. */
+struct head_factors {
+    const float *scale, *bias; // [heads]; both NULL: none
+};
+
 /* The numbers of real entries in the pass; all other entries of the bucket are padding. */
 struct pass_counts {
     int32_t n_rows, n_seqs, n_groups, n_out, n_draws, n_pool;

@@ -110,7 +110,8 @@ bool k_attention_few_makes_codes(const struct rope_store_args *r, const struct s
                                  const struct attention_limits *limits);
 cudaError_t k_mla_store(cudaStream_t stream, const struct mla_store_args *a,
                         const struct rope_view *rope, const float *kv_norm,
-                        const struct kv_view *kv, const struct pass_view *pass);
+                        const struct head_factors *growth, const struct kv_view *kv,
+                        const struct pass_view *pass);
 /* attention/mla_few.cu: mla_store, the absorbed product, attention and the expansion in one kernel,
  * for passes in which each row is a separate sequence. out: [n_rows, n_heads, out_head]; only the
  * first v_dim elements of each head are written. */

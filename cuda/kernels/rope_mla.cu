@@ -15,6 +15,7 @@ struct mla_params {
     int32_t kv_stride, n_heads, rope_dim, kv_lora;
     float eps;
     struct query_growth growth;
+    struct head_factors head_growth;
 };
 
 /* Stores the key of a block's row. head: a warp's room for the rotated elements. */
@@ -76,7 +77,8 @@ __device__ __forceinline__ void store_key(const T *kv_in, const struct mla_param
     }
 }
 
-/* Block (row, y): with y == 0 it stores the row's key; otherwise it rotates four query heads. */
+/* Block (row, y): with y == 0 it stores the row's key, if there is one; otherwise it rotates four
+ * query heads. */
 template <typename T, typename C>
 __global__ void mla_store_kernel(T *q, T *q_out, const T *kv_in, struct mla_params p,
                                  struct rope_view rope, const float *kv_norm, struct kv_view kv,
@@ -97,7 +99,8 @@ __global__ void mla_store_kernel(T *q, T *q_out, const T *kv_in, struct mla_para
             T *mine = q + (int64_t)blockIdx.x * p.q_stride + (int64_t)h * p.q_head;
             T *to =
                 q_out + (int64_t)blockIdx.x * p.out_stride + (int64_t)h * p.out_head + p.out_offset;
-            const float growth = growth_at(p.growth, row.pos);
+            const float growth =
+                growth_at(p.growth, row.pos) * growth_at(p.head_growth, h, row.pos);
             for (int i = lane; i < p.rope_dim; i += 32) {
                 head[i] = to_float(mine[p.q_rope_offset + i]);
             }
@@ -111,12 +114,15 @@ __global__ void mla_store_kernel(T *q, T *q_out, const T *kv_in, struct mla_para
         }
         return;
     }
-    store_key<T, C>(kv_in, p, rope, cos_sin, kv_norm, kv, pass, row, head, shared, key);
+    if (kv_in) {
+        store_key<T, C>(kv_in, p, rope, cos_sin, kv_norm, kv, pass, row, head, shared, key);
+    }
 }
 
 extern "C" cudaError_t k_mla_store(cudaStream_t stream, const struct mla_store_args *a,
                                    const struct rope_view *rope, const float *kv_norm,
-                                   const struct kv_view *kv, const struct pass_view *pass)
+                                   const struct head_factors *growth, const struct kv_view *kv,
+                                   const struct pass_view *pass)
 {
     const bool has_codes = kv->codes.format != KV_PLAIN;
     if (a->rope_dim > 256 || (has_codes && a->kv_lora + a->rope_dim > ROPE_MAX_HEAD)) {
@@ -124,7 +130,8 @@ extern "C" cudaError_t k_mla_store(cudaStream_t stream, const struct mla_store_a
     }
     const struct mla_params p = {a->q.stride,   a->q_head,       a->q_rope_offset, a->q_out.stride,
                                  a->q_out_head, a->q_out_offset, a->kv.stride,     a->n_heads,
-                                 a->rope_dim,   a->kv_lora,      a->eps,           a->growth};
+                                 a->rope_dim,   a->kv_lora,      a->eps,           a->growth,
+                                 *growth};
     const dim3 grid(a->n_rows, 1 + (a->n_heads + ROPE_WARPS - 1) / ROPE_WARPS);
     const dim3 block(32 * ROPE_WARPS);
     BY_DTYPE(a->q.dtype, T,

@@ -172,6 +172,11 @@ struct query_growth {
     int32_t every, offset;
 };
 
+/* The same with weights for each head: q of head h *= scale[h] ln(1 + pos) + bias[h]. */
+struct head_growth {
+    const struct weight *scale, *bias; // VECTOR [n_heads]; both NULL: no scaling
+};
+
 /* Works in place on q inside qkv; the rest of qkv need not be preserved. K and V go to the pages of
  * `layer`. With n_kv_heads 0 there is no K and V, because the layer reads those of another layer.
  * Order: qk-norm and rope on the first 2 * n_pairs of each head (or rope first), then the scaling
@@ -196,7 +201,9 @@ struct rope_store_args {
  * writes rope(the part of each q head from q_rope_offset on) to q_out. kv: [n_rows, kv_lora +
  * rope_dim]; q: [n_rows, n_heads, q_head]; q_out: [n_rows, n_heads, q_out_head], at q_out_offset of
  * each head. The two may be the same memory. Scaling by position applies to all of q: the first
- * q_rope_offset of each head are scaled in place. */
+ * q_rope_offset of each head are scaled in place. Without kv (mem.p NULL) nothing is stored,
+ * because the layer reads the keys of another layer. With rope_dim 0 there is no rotated part to
+ * hold the NaN of a latent that is not a number, which is stored as zeros. */
 struct mla_store_args {
     struct tensor q, kv, q_out;
     const struct rope_table *rope;
@@ -205,11 +212,12 @@ struct mla_store_args {
     const struct weight *kv_norm; // VECTOR [kv_lora]
     float eps;
     struct query_growth growth;
+    struct head_growth head_growth;
 };
 
 /* The keys that index_pick compares with: k = norm(k) with a bias, rotated, is stored as the single
- * key head of `layer`, which has no attention of its own (kv_layer.index). q is rotated in place.
- * Only 2 * n_pairs elements of each head are rotated, from rope_at on. */
+ * key head of `layer`, which has no attention of its own (kv_layer.index). q is rotated and scaled
+ * in place. Only 2 * n_pairs elements of each head are rotated, from rope_at on. */
 struct index_store_args {
     struct tensor q;               // [n_rows, n_heads, head_dim]
     struct tensor k;               // [n_rows, head_dim]; need not be preserved
@@ -217,6 +225,7 @@ struct index_store_args {
     int32_t n_rows, layer, n_heads, head_dim, rope_at;
     const struct weight *norm, *norm_bias; // VECTOR [head_dim]: of a LayerNorm
     float eps;
+    struct head_growth growth;
 };
 
 /* Limits of every backend: picks per row, and elements of an index key. */

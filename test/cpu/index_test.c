@@ -262,7 +262,7 @@ static void normed(const float *x, const float *weight, const float *bias, doubl
     }
 }
 
-static void try_store(const char *backend, bool interleaved)
+static void try_store(const char *backend, bool interleaved, bool grows)
 {
     const struct geometry g = {
         .n_heads = 2, .n_kv_heads = 1, .dim = 16, .dim_v = 8, .block_tokens = 16, .dtype = DT_F32};
@@ -275,6 +275,7 @@ static void try_store(const char *backend, bool interleaved)
     CHECK_EQ(w->rig.ops->rope_open(w->rig.be, &desc, &rope), OK);
     float *q = op_random(ROWS * HEADS * DIM, 1.0f), *k = op_random(ROWS * DIM, 2.0f);
     float *weight = op_random(DIM, 1.0f), *bias = op_random(DIM, 1.0f);
+    float *rise = op_random(HEADS, 1.0f), *base = op_random(HEADS, 1.0f);
     struct index_store_args a = {.q = op_tensor(&w->rig, q, ROWS, HEADS * DIM, HEADS * DIM + 5),
                                  .k = op_tensor(&w->rig, k, ROWS, DIM, DIM + 1),
                                  .rope = rope,
@@ -285,6 +286,10 @@ static void try_store(const char *backend, bool interleaved)
                                  .norm = op_vector(&w->rig, weight, DIM),
                                  .norm_bias = op_vector(&w->rig, bias, DIM),
                                  .eps = 1e-6f};
+    if (grows) {
+        a.growth =
+            (struct head_growth){op_vector(&w->rig, rise, HEADS), op_vector(&w->rig, base, HEADS)};
+    }
     op_add_seq(&w->pass, 1, 40, ROWS);
     op_begin(&w->rig, &w->pass);
     CHECK_EQ(w->rig.ops->index_store(w->rig.be, &a), OK);
@@ -306,6 +311,9 @@ static void try_store(const char *backend, bool interleaved)
                 wanted[d] = (double)q[(r * HEADS + h) * DIM + d];
             }
             rotated(inv, interleaved, 40 + r, wanted);
+            for (int32_t d = 0; grows && d < DIM; d++) {
+                wanted[d] *= (double)rise[h] * log(41.0 + r) + (double)base[h];
+            }
             CHECK(op_distance(after + (r * HEADS + h) * DIM, wanted, DIM) < 2e-5);
         }
     }
@@ -314,14 +322,21 @@ static void try_store(const char *backend, bool interleaved)
     free(k);
     free(weight);
     free(bias);
+    free(rise);
+    free(base);
     close_world(w);
     free(w);
 }
 
 OP_TEST(keys_are_stored_normed_and_rotated)
 {
-    try_store(backend, false);
-    try_store(backend, true);
+    try_store(backend, false, false);
+    try_store(backend, true, false);
+}
+
+OP_TEST(queries_of_indexers_grow)
+{
+    try_store(backend, true, true);
 }
 
 int main(int argc, char **argv)

@@ -11,6 +11,7 @@
 struct store_params {
     int32_t q_stride, k_stride, n_heads, head_dim, rope_at;
     float eps;
+    struct head_factors growth;
 };
 
 /* Stores the key of a block's row. A key with NaN or infinity is stored as NaN throughout, so that
@@ -97,19 +98,25 @@ __global__ void __launch_bounds__(32 * ROPE_WARPS)
         head[i] = to_float(mine[i]);
     }
     __syncwarp();
+    const float growth = growth_at(p.growth, h, row.pos);
     for (int i = lane; i < 2 * rope.n_pairs; i += 32) {
-        mine[i] = from_float<T>(rotated(head, i, rope, cos_sin));
+        mine[i] = from_float<T>(rotated(head, i, rope, cos_sin) * growth);
+    }
+    for (int i = 2 * rope.n_pairs + lane; growth != 1.0f && i < p.head_dim; i += 32) {
+        mine[i] = from_float<T>(to_float(mine[i]) * growth);
     }
 }
 
 extern "C" cudaError_t k_index_store(cudaStream_t stream, const struct index_store_args *a,
                                      const struct rope_view *rope, const float *norm,
-                                     const float *norm_bias, const struct kv_view *kv,
-                                     const struct pass_view *pass)
+                                     const float *norm_bias, const struct head_factors *growth,
+                                     const struct kv_view *kv, const struct pass_view *pass)
 {
     const struct store_params p = {a->q.stride, a->k.stride, a->n_heads,
-                                   a->head_dim, a->rope_at,  a->eps};
-    const int by_heads = rope->n_pairs > 0 ? (a->n_heads + ROPE_WARPS - 1) / ROPE_WARPS : 0;
+                                   a->head_dim, a->rope_at,  a->eps,
+                                   *growth};
+    const bool changes = rope->n_pairs > 0 || growth->scale;
+    const int by_heads = changes ? (a->n_heads + ROPE_WARPS - 1) / ROPE_WARPS : 0;
     const dim3 grid(a->n_rows, 1 + by_heads), block(32 * ROPE_WARPS);
     BY_DTYPE(
         a->q.dtype, T,

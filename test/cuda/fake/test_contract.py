@@ -11,11 +11,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.a
 FAKE = os.path.join(ROOT, os.environ.get("SLUICE_BUILD", "build/release"), "test", "cuda", "fake")
 LEAST_KERNELS = {"alone": 25, "ops": 50, "products": 60, "gate": 10, "attention": 25, "moe": 25, "mixture": 30, "mixture_bits": 25,
                  "state": 15, "quant": 60, "inputs": 25, "sample": 3, "greedy": 8, "masks": 2, "backend": 4, "hidden": 15, "heads": 20,
-<<<<<<< HEAD
-                 "ranks": 8, "streams": 12}
-=======
-                 "ranks": 8, "hyper": 15}
->>>>>>> 2ea9d2f7 (test/cuda: hyper-connections and sinks of sparse attention on the fake device, too)
+                 "ranks": 8, "streams": 12, "hyper": 15}
 
 
 @pytest.mark.parametrize("name", LEAST_KERNELS)
