@@ -246,21 +246,29 @@ static enum status load_o(struct loader *l, int32_t layer, int64_t head_out,
     return part_linear(l, &st, l->options->dtype, &w->o);
 }
 
+/* A vector with an element for each of n_heads heads, of which the rank has n from the first on.
+ * one: elements of dummy weights are 1 instead of 0. */
+static enum status of_heads(struct loader *l, const char *base, int32_t layer, bool one,
+                            int64_t n_heads, int32_t first, int32_t n, const struct weight **out)
+{
+    char name[NAME_BYTES];
+    part_layer_name(base, layer, name);
+    struct weight_part p;
+    TRY(part_of(l, name, &n_heads, 1, &p));
+    part_dummy_vector(l, &p, one);
+    p = weight_part_slice(p, 0, 1, first, n);
+    return part_open_vector(l, name, &p, out);
+}
+
 /* Each rank has the sinks of its own heads. Some layers have none. */
 static enum status load_sinks(struct loader *l, int32_t layer, struct layer_weights *w)
 {
     if (!l->c->sinks || (l->c->full_without_sinks && l->c->layers[layer].window == 0)) {
         return OK;
     }
-    char name[NAME_BYTES];
-    part_layer_name(l->c->names->sinks, layer, name);
     const struct layer_share share = model_layer_share(l->c, &l->m->shard, layer);
-    int64_t n = l->c->layers[layer].n_heads;
-    struct weight_part p;
-    TRY(part_of(l, name, &n, 1, &p));
-    part_dummy_vector(l, &p, false);
-    p = weight_part_slice(p, 0, 1, share.first_head, share.n_heads);
-    return part_open_vector(l, name, &p, &w->sinks);
+    return of_heads(l, l->c->names->sinks, layer, false, l->c->layers[layer].n_heads,
+                    share.first_head, share.n_heads, &w->sinks);
 }
 
 /* Cuts kv_b into the matrices of this rank's heads. */
@@ -270,12 +278,12 @@ static enum status cut_kv_b(struct loader *l, int32_t layer, bool value, struct 
     const struct layer_share s = model_layer_share(c, &l->m->shard, layer);
     char name[NAME_BYTES];
     part_layer_name(c->names->kv_b, layer, name);
-    int64_t per_head = c->nope_dim + c->v_dim;
+    const int64_t nope = model_nope_dim(c, layer), per_head = nope + c->v_dim;
     struct weight_part whole;
     TRY(part_matrix(l, name, c->n_heads * per_head, c->kv_lora, &whole));
     for (int32_t h = 0; h < s.n_heads; h++) {
-        int64_t first = (s.first_head + h) * per_head + (value ? c->nope_dim : 0);
-        parts[h] = weight_part_slice(whole, first, value ? c->v_dim : c->nope_dim, 0, c->kv_lora);
+        int64_t first = (s.first_head + h) * per_head + (value ? nope : 0);
+        parts[h] = weight_part_slice(whole, first, value ? c->v_dim : nope, 0, c->kv_lora);
         if (!value) { // [kv_lora, nope]
             parts[h] = weight_part_transpose(parts[h]);
         }
@@ -290,7 +298,8 @@ static enum status load_mla_heads(struct loader *l, int32_t layer, bool value,
 {
     const struct model_config *c = l->c;
     const struct layer_share s = model_layer_share(c, &l->m->shard, layer);
-    const int64_t n_out = value ? c->v_dim : c->kv_lora, n_in = value ? c->kv_lora : c->nope_dim;
+    const int64_t n_out = value ? c->v_dim : c->kv_lora;
+    const int64_t n_in = value ? c->kv_lora : model_nope_dim(c, layer);
     char base[NAME_BYTES], name[NAME_BYTES];
     part_layer_name(or_empty(value ? c->names->v_b : c->names->k_b), layer, base);
     snprintf(name, sizeof name, "%.240s.weight", base);
@@ -335,12 +344,13 @@ static void add_gates(const struct loader *l, int32_t layer, char name[NAME_BYTE
     }
 }
 
-/* One product in place of those that read the layer's input: the key's, and, if queries have a
- * product of their own, that product and the gates. */
+/* One product in place of those that read the layer's input: the key's, unless the layer reads
+ * another layer's, and, if queries have a product of their own, that product and the gates. */
 static enum status load_mla_low(struct loader *l, int32_t layer, struct layer_weights *w)
 {
     const struct model_config *c = l->c;
-    const int64_t kv = c->kv_lora + c->rope_dim;
+    const int64_t kv = c->kv_lora + model_rope_dim(c, layer);
+    const bool shares = c->layers[layer].kv_of != layer;
     char q_name[NAME_BYTES], kv_name[NAME_BYTES], gate[NAME_BYTES], norm[NAME_BYTES];
     struct stack low = {.n_in = c->hidden, .n_cols = c->hidden, .bias = c->o_bias, .adapts = true};
     if (c->q_lora) {
@@ -350,13 +360,47 @@ static enum status load_mla_low(struct loader *l, int32_t layer, struct layer_we
         TRY(part_vector(l, norm, ".weight", c->q_lora, &w->q_a_norm));
     }
     part_layer_name(c->names->kv_a, layer, kv_name);
-    low.pieces[low.n++] = (struct piece){kv_name, kv, 0, kv};
-    if (c->q_lora) {
+    if (shares) {
+        part_pass_over(l, kv_name);
+    } else {
+        low.pieces[low.n++] = (struct piece){kv_name, kv, 0, kv};
+    }
+    if (model_gates_in_low(c)) {
         add_gates(l, layer, gate, &low);
     }
-    TRY(part_linear(l, &low, l->options->dtype, &w->low));
+    if (low.n > 0) {
+        TRY(part_linear(l, &low, l->options->dtype, &w->low));
+    }
     part_layer_name(c->names->kv_a_norm, layer, norm);
+    if (shares) {
+        part_pass_over(l, norm);
+        return OK;
+    }
     return part_vector(l, norm, ".weight", c->kv_lora, &w->kv_a_norm);
+}
+
+/* The product of the indexer's queries, if its input is not that of q. */
+static enum status load_index_q(struct loader *l, int32_t layer, struct layer_weights *w)
+{
+    const struct model_config *c = l->c;
+    const struct tensor_names *names = c->names;
+    const int64_t all = (int64_t)c->index.n_heads * c->index.head_dim;
+    const int64_t n_in = names->index_q_norm ? c->hidden : c->q_lora;
+    char name[NAME_BYTES];
+    if (names->index_q_norm) {
+        part_layer_name(names->index_q_norm, layer, name);
+        TRY(part_vector(l, name, ".weight", c->hidden, &w->index_q_norm));
+        TRY(part_vector(l, name, ".bias", c->hidden, &w->index_q_norm_bias));
+    }
+    part_layer_name(names->index_q, layer, name);
+    struct stack q = {
+        .pieces = {{name, all, 0, all}}, .n = 1, .n_in = n_in, .n_cols = n_in, .adapts = true};
+    return part_linear(l, &q, l->options->dtype, &w->index_q);
+}
+
+static bool index_q_is_apart(const struct model_config *c)
+{
+    return c->q_twice || c->names->index_q_norm;
 }
 
 /* The indexer's keys and the weights of its heads. The weights decide which keys are compared at
@@ -374,16 +418,42 @@ static enum status load_indexer(struct loader *l, int32_t layer, struct layer_we
                          .n_in = c->hidden,
                          .n_cols = c->hidden,
                          .adapts = true};
-    struct stack of_heads = {.pieces = {{weights, heads, 0, heads}},
-                             .n = 1,
-                             .n_in = c->hidden,
-                             .n_cols = c->hidden,
-                             .stays_plain = true,
-                             .adapts = true};
+    struct stack weigh = {.pieces = {{weights, heads, 0, heads}},
+                          .n = 1,
+                          .n_in = c->hidden,
+                          .n_cols = c->hidden,
+                          .stays_plain = true,
+                          .adapts = true};
     TRY(part_linear(l, &keys, l->options->dtype, &w->index_k));
-    TRY(part_linear(l, &of_heads, l->options->dtype, &w->index_weights));
+    TRY(part_linear(l, &weigh, l->options->dtype, &w->index_weights));
+    if (index_q_is_apart(c)) {
+        TRY(load_index_q(l, layer, w));
+    }
     TRY(part_vector(l, norm, ".weight", dim, &w->index_k_norm));
     return part_vector(l, norm, ".bias", dim, &w->index_k_norm_bias);
+}
+
+/* Scales of queries by position, with weights for each head. */
+static enum status load_growth(struct loader *l, int32_t layer, struct layer_weights *w)
+{
+    const struct model_config *c = l->c;
+    const struct tensor_names *names = c->names;
+    const struct layer_share s = model_layer_share(c, &l->m->shard, layer);
+    const int32_t all = c->layers[layer].n_heads, of_index = c->index.n_heads;
+    if (!c->heads_grow) {
+        return OK;
+    }
+    TRY(of_heads(l, names->growth_scale, layer, false, all, s.first_head, s.n_heads,
+                 &w->growth.scale));
+    TRY(of_heads(l, names->growth_bias, layer, true, all, s.first_head, s.n_heads,
+                 &w->growth.bias));
+    if (c->layers[layer].index < 0) {
+        return OK;
+    }
+    TRY(of_heads(l, names->index_growth_scale, layer, false, of_index, 0, of_index,
+                 &w->index_growth.scale));
+    return of_heads(l, names->index_growth_bias, layer, true, of_index, 0, of_index,
+                    &w->index_growth.bias);
 }
 
 /* Some files contain an indexer for layers that have the picks of another. */
@@ -399,32 +469,69 @@ static void pass_over_indexer(struct loader *l, int32_t layer)
     }
 }
 
-/* The head-wise parts of kv_b become w_uk and w_uv, so that attention can work on the compressed
- * keys (absorbed queries). */
-static enum status load_mla(struct loader *l, int32_t layer, struct layer_weights *w)
+/* A tensor with the query of a head, then its gates, then those of the next head. The gates are
+ * moved after the queries. */
+static enum status load_mla_gated_q(struct loader *l, int32_t layer, const char *name,
+                                    struct stack *q, struct layer_weights *w)
+{
+    const struct model_config *c = l->c;
+    const struct layer_share s = model_layer_share(c, &l->m->shard, layer);
+    const int64_t q_head = c->nope_dim + c->rope_dim, head = q_head + c->v_dim;
+    const int32_t n = s.n_heads;
+    struct piece *list = xcalloc(2 * (size_t)n, sizeof *list);
+    for (int32_t h = 0; h < n; h++) {
+        const int64_t first = (s.first_head + h) * head;
+        list[h] = (struct piece){name, c->n_heads * head, first, q_head};
+        list[n + h] = (struct piece){name, c->n_heads * head, first + q_head, c->v_dim};
+    }
+    q->list = list;
+    q->n = 2 * n;
+    const enum status st = part_linear(l, q, l->options->dtype, &w->qkv);
+    free(list);
+    return st;
+}
+
+/* The product of the queries, with those of the indexer if they have the same input. */
+static enum status load_mla_q(struct loader *l, int32_t layer, struct layer_weights *w)
 {
     const struct model_config *c = l->c;
     const struct layer_share s = model_layer_share(c, &l->m->shard, layer);
     char name[NAME_BYTES], gate[NAME_BYTES], index[NAME_BYTES];
     int64_t q_head = c->nope_dim + c->rope_dim;
     struct stack q = {.n = 1, .n_in = c->q_lora ? c->q_lora : c->hidden, .adapts = true};
+    q.n_in *= c->q_twice ? 2 : 1;
     q.n_cols = q.n_in;
     part_layer_name(c->q_lora ? c->names->q_b : c->names->q, layer, name);
+    if (c->attn_gate == ATTN_GATE_WIDE && !c->names->attn_gate) {
+        ASSERT(c->layers[layer].index < 0 || index_q_is_apart(c));
+        return load_mla_gated_q(l, layer, name, &q, w);
+    }
     q.pieces[0] =
         (struct piece){name, c->n_heads * q_head, s.first_head * q_head, s.n_heads * q_head};
     if (c->q_lora == 0) {
         add_gates(l, layer, gate, &q);
     }
-    if (c->layers[layer].index >= 0) {
+    if (c->layers[layer].index >= 0 && !index_q_is_apart(c)) {
         const int64_t all = (int64_t)c->index.n_heads * c->index.head_dim;
         ASSERT(q.n == 1); // the indexer's queries follow those of the heads
         part_layer_name(c->names->index_q, layer, index);
         q.pieces[q.n++] = (struct piece){index, all, 0, all};
+    }
+    return part_linear(l, &q, l->options->dtype, &w->qkv);
+}
+
+/* The head-wise parts of kv_b become w_uk and w_uv, so that attention can work on the compressed
+ * keys (absorbed queries). */
+static enum status load_mla(struct loader *l, int32_t layer, struct layer_weights *w)
+{
+    const struct model_config *c = l->c;
+    if (c->layers[layer].index >= 0) {
         TRY(load_indexer(l, layer, w));
     } else if (c->index.top_k > 0) {
         pass_over_indexer(l, layer);
     }
-    TRY(part_linear(l, &q, l->options->dtype, &w->qkv));
+    TRY(load_mla_q(l, layer, w));
+    TRY(load_growth(l, layer, w));
     TRY(load_mla_low(l, layer, w));
     TRY(load_mla_heads(l, layer, false, &w->w_uk));
     TRY(load_mla_heads(l, layer, true, &w->w_uv));

@@ -42,9 +42,10 @@ static struct widths widest_of(const struct model *m)
         const int64_t attn = n_heads * (c->kv_lora ? c->v_dim : hd);
         const int64_t gates[] = {0, attn, n_heads}; // by enum attn_gate
         const int64_t index = (int64_t)c->index.n_heads * c->index.head_dim;
-        const int64_t of_gates = gates[c->attn_gate], low = c->q_lora + c->kv_lora + c->rope_dim;
-        w.qkv = larger(w.qkv, qkv + index + (c->q_lora > 0 ? 0 : of_gates));
-        w.low = larger(w.low, low + (c->q_lora > 0 ? of_gates : 0));
+        const int64_t of_gates = gates[c->attn_gate];
+        const int64_t low = (c->q_twice ? 2 : 1) * (int64_t)c->q_lora + c->kv_lora + c->rope_dim;
+        w.qkv = larger(w.qkv, qkv + index + (model_gates_in_low(c) ? 0 : of_gates));
+        w.low = larger(w.low, low + (model_gates_in_low(c) ? of_gates : 0));
         w.attn = larger(w.attn, attn);
         w.ffn = larger(w.ffn, share.gates);
         w.heads = larger(w.heads, n_heads);
@@ -61,7 +62,7 @@ static int32_t plan_buffers(struct model *m, int32_t max_rows, int32_t max_out,
     const struct model_shard *s = &m->shard;
     bool mla = c->kv_lora > 0;
     const struct widths w = widest_of(m);
-    const int64_t ffn = w.ffn, qkv = w.qkv, attn = w.attn;
+    const int64_t ffn = larger(w.ffn, c->norm_gate_rank), qkv = w.qkv, attn = w.attn;
     int64_t kv_low = c->kv_lora + c->rope_dim;
     int32_t n = 0;
     p[n++] = (struct buffer_plan){&m->x, NULL, m->residual, c->hidden, max_rows};
@@ -205,18 +206,18 @@ void model_kv_layers(const struct model *m, struct kv_layer *layers)
     const struct model_config *c = m->config;
     for (int32_t i = 0; i < c->n_layers; i++) {
         const int32_t kv = c->layers[i].kv, hd = c->layers[i].head_dim;
-        if (kv < 0 || c->layers[i].kv_of != i) {
-            continue;
-        }
         bool mla = c->kv_lora > 0;
         const struct layer_share share = model_layer_share(c, &m->shard, i);
-        layers[kv] = (struct kv_layer){.n_heads = share.n_heads,
-                                       .n_kv_heads = mla ? 1 : share.n_kv_heads,
-                                       .head_dim_k = mla ? c->kv_lora + c->rope_dim : hd,
-                                       .head_dim_v = mla ? c->kv_lora : hd,
-                                       .v_in_k = mla,
-                                       .k_scale = m->layers[i].k_scale,
-                                       .v_scale = m->layers[i].v_scale};
+        if (kv >= 0 && c->layers[i].kv_of == i) {
+            layers[kv] =
+                (struct kv_layer){.n_heads = share.n_heads,
+                                  .n_kv_heads = mla ? 1 : share.n_kv_heads,
+                                  .head_dim_k = mla ? c->kv_lora + model_rope_dim(c, i) : hd,
+                                  .head_dim_v = mla ? c->kv_lora : hd,
+                                  .v_in_k = mla,
+                                  .k_scale = m->layers[i].k_scale,
+                                  .v_scale = m->layers[i].v_scale};
+        }
         if (c->layers[i].index >= 0) {
             layers[c->layers[i].index] = (struct kv_layer){.n_heads = c->index.n_heads,
                                                            .n_kv_heads = 1,

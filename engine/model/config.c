@@ -253,14 +253,17 @@ static void number_layers(struct model_config *c)
 {
     for (int32_t i = 0; i < c->n_layers; i++) {
         struct layer_config *l = &c->layers[i];
-        if (l->kv_of != i) {
+        const bool own = l->kv_of == i;
+        if (!own) {
             l->kv = c->layers[l->kv_of].kv;
-            continue;
+        } else {
+            l->kv = l->kv >= 0 ? c->n_kv_layers++ : -1;
+            l->state = l->state >= 0 ? c->n_state_layers++ : -1;
         }
-        l->kv = l->kv >= 0 ? c->n_kv_layers++ : -1;
         l->index = l->index >= 0 ? c->n_kv_layers++ : -1;
-        l->state = l->state >= 0 ? c->n_state_layers++ : -1;
-        c->last_store = i;
+        if (own || l->index >= 0) {
+            c->last_store = i;
+        }
     }
 }
 

@@ -42,6 +42,7 @@ struct layer_config {
     bool v_is_k;    // the layer's values are its keys before norm and rotation
     int32_t state;  // index among the layers with a recurrent state; -1: the layer has none
     struct query_growth growth;
+    bool latent_only; // MLA: keys are the latent alone, and whole heads of q are compared with it
     bool moe;
     float ffn_out_scale; // as attn_out_scale
     // A limit above 0 makes the activation ACT_SILU_CLAMPED. mlp_limit: also of shared experts.
@@ -77,7 +78,7 @@ struct index_config {
     int32_t rope_at;  // first rotated element of its heads
     bool interleaved; // the pairs of its rope, which has the frequencies of rope 0
     int32_t rope;     // index in model_config.rope
-    float norm_eps;
+    float norm_eps;   // of keys, and of the queries' input if it has a norm
 };
 
 /* Where the norms around a sub-layer f are: f(norm(x)), norm(f(norm(x))), or norm(f(x)). */
@@ -136,6 +137,9 @@ struct model_config {
     bool layer_norms_less_one;  // the layers' norms are stored minus one, unlike the final one
     float post_norm_eps;        // of norms after sub-layers; 0: norm_eps
     float norm_eps, norm_offset;
+    /* The normed inputs of attention and of experts are multiplied by gates made from them at this
+     * rank; 0: they are not. */
+    int32_t norm_gate_rank;
 
     bool q_bias, o_bias, mlp_bias, router_bias, head_bias, sinks;
     enum attn_gate attn_gate;
@@ -208,6 +212,8 @@ struct model_config {
     /* Multi-head latent attention; kv_lora 0: none. */
     int32_t q_lora, kv_lora, nope_dim, rope_dim, v_dim;
     float mla_norm_eps; // epsilon of the norms inside MLA
+    bool q_twice;       // the product of the low-rank query reads it both normed and as it was
+    bool heads_grow;    // queries are scaled by position, with weights for each head
     struct index_config index;
     struct hyper_config hyper;
 
@@ -217,6 +223,17 @@ struct model_config {
     // From generation_config.json, without values that are out of range.
     struct sampling_params defaults;
 };
+
+/* The elements of a layer's keys in MLA that are beside the latent, and of each head of q that are
+ * compared with the latent. */
+static inline int32_t model_rope_dim(const struct model_config *c, int32_t layer)
+{
+    return c->layers[layer].latent_only ? 0 : c->rope_dim;
+}
+static inline int32_t model_nope_dim(const struct model_config *c, int32_t layer)
+{
+    return c->nope_dim + c->rope_dim - model_rope_dim(c, layer);
+}
 
 /* Parses a config.json without interpreting it. The caller frees *root. */
 enum status model_config_parse(const char *path, struct json **root, struct err *err);
@@ -297,11 +314,27 @@ struct tensor_names {
     /* Hyper-connections of both sub-layers, and the complete name of those at the end. "fn", "base"
      * and "scale" follow. */
     const char *hyper_attn, *hyper_ffn, *hyper_end;
+    /* A LayerNorm of the layer's input, which the indexer's queries are then made from. NULL: they
+     * are made from what q is made from. */
+    const char *index_q_norm;
+    /* The modules whose vectors scale the queries of heads by position; complete names, to which no
+     * suffix is added. */
+    const char *growth_scale, *growth_bias, *index_growth_scale, *index_growth_bias;
+    const char
+        *rope_alpha; // a complete name outside layers: logarithms of the frequencies' factors
+    const char *attn_norm_gate, *ffn_norm_gate; // modules with W_down and W_up
     /* The two parts of kv_b as GGUF files have them: [heads, kv_lora, nope] and
      * [heads, v, kv_lora]. */
     const char *k_b, *v_b;
     const struct state_names *state;
 };
+
+/* True if MLA's gates of the heads are outputs of the product of the layer's input, after the
+ * compressed key; otherwise they follow the queries. */
+static inline bool model_gates_in_low(const struct model_config *c)
+{
+    return c->q_lora > 0 && c->attn_gate != ATTN_GATE_NONE && c->names->attn_gate;
+}
 
 /* keys.c. Check the value of every key that is read; the error names the key. model_keys_check also
  * logs keys of a RoPE scaling that are not read. */

@@ -175,7 +175,7 @@ static enum status mix(struct flow *f, int32_t layer, struct tensor *in, bool *m
         if (c->parallel_norms) {
             flow_norm_after(f, w->ffn_norm, w->ffn_norm_bias, f->m->mlp_in);
         }
-        TRY(flow_join_norm(f, w->attn_norm, w->attn_norm_bias, once, in));
+        TRY(flow_join_gated_norm(f, w->attn_norm, w->attn_norm_bias, &w->attn_norm_gate, once, in));
     }
     if (lc->kv >= 0) {
         TRY(c->kv_lora ? decoder_mla(f, layer, *in) : decoder_attention(f, layer, *in));
@@ -237,7 +237,8 @@ static enum status layer_forward(struct flow *f, int32_t layer)
     if (parallel) {
         TRY(flow_join_norm(f, NULL, NULL, false, &unused));
     } else {
-        TRY(flow_join_norm(f, w->ffn_norm, w->ffn_norm_bias, decoder_ffn_is_one_op(f, layer), &in));
+        TRY(flow_join_gated_norm(f, w->ffn_norm, w->ffn_norm_bias, &w->ffn_norm_gate,
+                                 decoder_ffn_is_one_op(f, layer), &in));
     }
     TRY(decoder_ffn(f, layer, in));
     scale_delta(f, lc->ffn_out_scale);

@@ -63,6 +63,11 @@ static const struct tensor no_tensor = {{NULL}, DT_F32, 0};
 enum status flow_join_norm(struct flow *f, const struct weight *weight, const struct weight *bias,
                            bool once, struct tensor *input);
 
+/* The same, with the gate of the norm if it has one. */
+enum status flow_join_gated_norm(struct flow *f, const struct weight *weight,
+                                 const struct weight *bias, const struct norm_gate *gate, bool once,
+                                 struct tensor *input);
+
 /* decoder_hyper.c: what the functions of the residual do for models with hyper-connections.
  * flow_join_streams: flow_join_norm, with a mixture of f->hyper in place of x. */
 void flow_start_streams(struct flow *f);

@@ -79,28 +79,64 @@ enum status decoder_attention(struct flow *f, int32_t layer, struct tensor in)
     return gate_heads(f, n_heads, lc->head_dim, m->qkv, (n_heads + 2 * n_kv_heads) * lc->head_dim);
 }
 
+static struct tensor from_column(struct tensor t, int32_t column)
+{
+    t.mem = dmem_at(t.mem, (size_t)column * dtype_bytes(t.dtype));
+    return t;
+}
+
+/* The queries of the indexer follow those of the heads and their gates in qkv. If they have a
+ * product of their own, its input is the layer's, normed once more, or the low-rank query. */
+static enum status index_queries(struct flow *f, int32_t layer, struct tensor in, struct tensor *q)
+{
+    struct model *m = f->m;
+    const struct model_config *c = m->config;
+    const struct layer_weights *w = &m->layers[layer];
+    const int32_t n_heads = model_layer_share(c, &m->shard, layer).n_heads;
+    const int32_t gates[] = {0, n_heads * c->v_dim, n_heads}; // by enum attn_gate
+    *q = from_column(m->qkv, n_heads * (c->nope_dim + c->rope_dim) +
+                                 (model_gates_in_low(c) ? 0 : gates[c->attn_gate]));
+    if (!w->index_q) {
+        return OK;
+    }
+    if (!w->index_q_norm) {
+        return flow_linear(f, w->index_q, m->low, *q, NULL);
+    }
+    const struct norm_args norm = {.x = in,
+                                   .delta = no_tensor,
+                                   .out = m->delta, // it has been added to x
+                                   .weight = w->index_q_norm,
+                                   .bias = w->index_q_norm_bias,
+                                   .n_rows = f->n_rows,
+                                   .width = c->hidden,
+                                   .kind = NORM_LAYER,
+                                   .eps = c->index.norm_eps};
+    TRY(f->ops->norm(f->be, &norm));
+    return flow_linear(f, w->index_q, m->delta, *q, NULL);
+}
+
 /* A layer's indexer stores the keys of its rows, and picks the keys that they attend to, unless the
- * pass only stores. Its queries are the last outputs of qkv. */
+ * pass only stores. */
 static enum status run_indexer(struct flow *f, int32_t layer, struct tensor in)
 {
     struct model *m = f->m;
     const struct index_config *c = &m->config->index;
     const struct layer_weights *w = &m->layers[layer];
-    const int32_t first = model_layer_share(m->config, &m->shard, layer).n_heads *
-                          (m->config->nope_dim + m->config->rope_dim);
-    struct tensor q = m->qkv;
-    q.mem = dmem_at(q.mem, (size_t)first * dtype_bytes(q.dtype));
+    const struct layer_config *lc = &m->config->layers[layer];
+    struct tensor q;
+    TRY(index_queries(f, layer, in, &q));
     struct index_store_args store = {.q = q,
                                      .k = m->index_k,
-                                     .rope = m->ropes[c->rope],
+                                     .rope = lc->rope >= 0 ? m->ropes[c->rope] : NULL,
                                      .n_rows = f->n_rows,
-                                     .layer = m->config->layers[layer].index,
+                                     .layer = lc->index,
                                      .n_heads = c->n_heads,
                                      .head_dim = c->head_dim,
                                      .rope_at = c->rope_at,
                                      .norm = w->index_k_norm,
                                      .norm_bias = w->index_k_norm_bias,
-                                     .eps = c->norm_eps};
+                                     .eps = c->norm_eps,
+                                     .growth = w->index_growth};
     struct index_pick_args pick = {.q = q,
                                    .weights = m->index_weights,
                                    .n_rows = f->n_rows,
@@ -118,42 +154,58 @@ static enum status run_indexer(struct flow *f, int32_t layer, struct tensor in)
     return f->ops->index_pick(f->be, &pick);
 }
 
-/* Computes the queries into m->qkv, the compressed key (*kv), and the picks of the layer's indexer
- * if it has one. */
+/* Norms the low-rank query. A query that is read in both forms has the normed one before the other;
+ * then, or if an indexer reads it, too, the norm cannot be a part of a product. */
+static enum status norm_query(struct flow *f, int32_t layer, struct tensor low)
+{
+    struct model *m = f->m;
+    const struct layer_weights *w = &m->layers[layer];
+    const struct norm_args norm = {.x = low,
+                                   .delta = no_tensor,
+                                   .out = m->low,
+                                   .weight = w->q_a_norm,
+                                   .n_rows = f->n_rows,
+                                   .width = m->config->q_lora,
+                                   .eps = m->config->mla_norm_eps};
+    if (m->config->q_twice || w->index_q) {
+        return f->ops->norm(f->be, &norm);
+    }
+    f->norm = norm;
+    f->norm_waits = true; // the next product is the only reader
+    return OK;
+}
+
+/* Computes the queries into m->qkv, the compressed key (*kv) unless the layer has another's, and
+ * the picks of the layer's indexer if it has one. */
 static enum status mla_inputs(struct flow *f, int32_t layer, struct tensor in, struct tensor *kv)
 {
     struct model *m = f->m;
     const struct model_config *c = m->config;
     const struct layer_weights *w = &m->layers[layer];
-    struct tensor q_in = in;
-    *kv = m->low;
-    TRY(flow_linear(f, w->low, in, m->low, NULL)); // [T, D] -> [T, q_lora + kv_lora + rope]
-    if (c->q_lora) {
-        struct norm_args norm = {.x = m->low,
-                                 .delta = no_tensor,
-                                 .out = m->low,
-                                 .weight = w->q_a_norm,
-                                 .n_rows = f->n_rows,
-                                 .width = c->q_lora,
-                                 .eps = c->mla_norm_eps};
-        f->norm = norm;
-        f->norm_waits = true; // the next product is the only reader
-        q_in = m->low;
-        kv->mem = dmem_at(kv->mem, (size_t)c->q_lora * dtype_bytes(kv->dtype));
+    const struct tensor low = from_column(m->low, c->q_twice ? c->q_lora : 0);
+    const bool stores = c->layers[layer].kv_of == layer;
+    *kv = stores ? from_column(low, c->q_lora) : no_tensor;
+    if (w->low) {
+        TRY(flow_linear(f, w->low, in, low, NULL)); // [T, D] -> [T, q_lora + kv_lora + rope]
     }
-    TRY(flow_linear(f, w->qkv, q_in, m->qkv, NULL)); // [T, H (nope + rope)], the indexer's queries
+    if (c->q_lora) {
+        TRY(norm_query(f, layer, low));
+    }
+    // [T, H (nope + rope)], then gates or the indexer's queries
+    TRY(flow_linear(f, w->qkv, c->q_lora ? m->low : in, m->qkv, NULL));
     return c->layers[layer].index >= 0 ? run_indexer(f, layer, in) : OK;
 }
 
 /* MLA, with the key and value products absorbed into q and into the output. There is one shared key
- * head of kv_lora + rope_dim elements, and its first kv_lora elements are also the value. */
+ * head of kv_lora + rope elements, and its first kv_lora elements are also the value. */
 enum status decoder_mla(struct flow *f, int32_t layer, struct tensor in)
 {
     struct model *m = f->m;
     const struct model_config *c = m->config;
     const struct layer_weights *w = &m->layers[layer];
     const int32_t n_heads = model_layer_share(c, &m->shard, layer).n_heads;
-    const int32_t q_head = c->nope_dim + c->rope_dim, key = c->kv_lora + c->rope_dim;
+    const int32_t nope = model_nope_dim(c, layer), rope = model_rope_dim(c, layer);
+    const int32_t q_head = nope + rope, key = c->kv_lora + rope;
     struct tensor kv;
     TRY(mla_inputs(f, layer, in, &kv));
     struct mla_store_args store = {.q = m->qkv,
@@ -164,14 +216,15 @@ enum status decoder_mla(struct flow *f, int32_t layer, struct tensor in)
                                    .layer = c->layers[layer].kv,
                                    .n_heads = n_heads,
                                    .q_head = q_head,
-                                   .q_rope_offset = c->nope_dim,
-                                   .rope_dim = c->rope_dim,
+                                   .q_rope_offset = nope,
+                                   .rope_dim = rope,
                                    .kv_lora = c->kv_lora,
                                    .q_out_head = key,
                                    .q_out_offset = c->kv_lora,
                                    .kv_norm = w->kv_a_norm,
                                    .eps = c->mla_norm_eps,
-                                   .growth = c->layers[layer].growth};
+                                   .growth = c->layers[layer].growth,
+                                   .head_growth = w->growth};
     if (flow_stores_only(f, layer)) {
         return f->ops->mla_store(f->be, &store);
     }
@@ -203,6 +256,6 @@ enum status decoder_mla(struct flow *f, int32_t layer, struct tensor in)
                                        .x_head = c->kv_lora,
                                        .y_head = c->v_dim};
     TRY(ops_mla(f->be, &store, &absorb, &a, &expand));
-    return c->q_lora > 0 ? gate_heads(f, n_heads, c->v_dim, m->low, c->q_lora + key)
-                         : gate_heads(f, n_heads, c->v_dim, m->qkv, n_heads * q_head);
+    return model_gates_in_low(c) ? gate_heads(f, n_heads, c->v_dim, m->low, c->q_lora + key)
+                                 : gate_heads(f, n_heads, c->v_dim, m->qkv, n_heads * q_head);
 }

@@ -72,6 +72,35 @@ enum status flow_join_norm(struct flow *f, const struct weight *weight, const st
     return OK;
 }
 
+/* The gate's products use buffers of the feed-forward part and of deltas, which are free here. */
+enum status flow_join_gated_norm(struct flow *f, const struct weight *weight,
+                                 const struct weight *bias, const struct norm_gate *gate, bool once,
+                                 struct tensor *input)
+{
+    struct model *m = f->m;
+    TRY(flow_join_norm(f, weight, bias, once && !gate->in, input));
+    if (!gate->in) {
+        return OK;
+    }
+    const struct activation_args act = {.x = m->ff_in,
+                                        .out = m->ff,
+                                        .n_rows = f->n_rows,
+                                        .width = m->config->norm_gate_rank,
+                                        .kind = ACT_SILU};
+    const struct gate_args sigmoid = {.x = *input,
+                                      .out = *input,
+                                      .gate = m->delta,
+                                      .n_rows = f->n_rows,
+                                      .width = m->config->hidden,
+                                      .group = m->config->hidden,
+                                      .act = GATE_SIGMOID,
+                                      .scale = 1.0f};
+    TRY(flow_linear(f, gate->in, *input, m->ff_in, NULL));
+    TRY(f->ops->activation(f->be, &act));
+    TRY(flow_linear(f, gate->out, m->ff, m->delta, NULL));
+    return f->ops->gate(f->be, &sigmoid);
+}
+
 struct norm_args flow_own_norm_args(const struct flow *f, struct tensor in,
                                     const struct weight *weight, struct tensor out)
 {

@@ -33,6 +33,56 @@ static const struct tensor_names hy_v4_names = {BASE_NAMES,
                                                 .hyper_ffn = "ffn_hc.",
                                                 .hyper_end = "model.hc_head.hc_"};
 
+/* A.X K2 has the gates of attention in the tensor of q, and gates of norms. */
+static const struct tensor_names axk2_names = {
+    FFN_NAMES,
+    EXPERT_NAMES,
+    SHARED_NAMES,
+    MLA_NAMES,
+    .embed = "model.embed_tokens",
+    .final_norm = "model.norm",
+    .head = "lm_head",
+    .o = "self_attn.o_proj",
+    .attn_norm = "input_layernorm.norm",
+    .attn_norm_gate = "input_layernorm",
+    .ffn_norm = "post_attention_layernorm.norm|post_attention_layernorm",
+    .ffn_norm_gate = "post_attention_layernorm",
+};
+
+/* Mistral's own names, which transformers saves, too. */
+static const struct tensor_names mistral_large_names = {
+    .embed = "model.tok_embeddings",
+    .final_norm = "model.norm",
+    .head = "output",
+    .attn_norm = "attention_norm",
+    .ffn_norm = "ffn_norm",
+    .q = "attention.wq",
+    .kv_a = "attention.wkv_a_with_mqa",
+    .kv_a_norm = "attention.kv_a_norm",
+    .kv_b = "attention.wkv_b",
+    .o = "attention.wo",
+    .growth_scale = "attention.ssmax_scaling.s",
+    .growth_bias = "attention.ssmax_scaling.b",
+    .index_q = "attention.indexer.wq_b",
+    .index_q_norm = "attention.indexer.q_input_norm",
+    .index_k = "attention.indexer.wk",
+    .index_k_norm = "attention.indexer.k_norm",
+    .index_weights = "attention.indexer.weights_proj",
+    .index_growth_scale = "attention.indexer.ssmax_scaling.s",
+    .index_growth_bias = "attention.indexer.ssmax_scaling.b",
+    .rope_alpha = "model.lerope.alpha",
+    .gate = "feed_forward.w1",
+    .up = "feed_forward.w3",
+    .down = "feed_forward.w2",
+    .router = "gate",
+    .expert_gate = "experts.%d.w1",
+    .expert_up = "experts.%d.w3",
+    .expert_down = "experts.%d.w2",
+    .shared_gate = "shared_experts.w1",
+    .shared_up = "shared_experts.w3",
+    .shared_down = "shared_experts.w2",
+};
+
 /* Latent attention: the ranks of the projections, and the parts of a head with and without
  * positions. YaRN's temperature applies to both q and k, so its square goes into attn_scale.
  * usual_v: the size of values if the config has none; 0: it must. */
@@ -186,10 +236,6 @@ static enum status read_indexer(const struct json *j, struct model_config *c, st
     TRY(family_size(j, "index_topk", MAX_INDEX_PICKS, &c->index.top_k, err));
     TRY(family_size(j, "index_n_heads", 1024, &c->index.n_heads, err));
     TRY(family_size(j, "index_head_dim", MAX_INDEX_DIM, &c->index.head_dim, err));
-    if (c->q_lora == 0) {
-        return err_set(err, ERR_UNSUPPORTED,
-                       "config.json: sparse attention without q_lora_rank is not supported");
-    }
     if (c->index.head_dim < c->rope_dim) {
         return err_set(err, ERR_FORMAT,
                        "config.json: index_head_dim is less than qk_rope_head_dim");
@@ -199,10 +245,21 @@ static enum status read_indexer(const struct json *j, struct model_config *c, st
     return read_index_layers(j, c, err);
 }
 
+static enum status need_q_lora(const struct model_config *c, struct err *err)
+{
+    if (c->q_lora == 0) {
+        return err_set(err, ERR_UNSUPPORTED,
+                       "config.json: sparse attention without q_lora_rank is not supported in this "
+                       "family");
+    }
+    return OK;
+}
+
 /* DeepSeek V3.2 and GLM-5. */
 static enum status read_sparse(const struct json *j, struct model_config *c, struct err *err)
 {
     TRY(read_deepseek_v3(j, c, err));
+    TRY(need_q_lora(c, err));
     TRY(read_indexer(j, c, err));
     if (json_get_int(j, "moe_layer_freq", 1) != 1) {
         return err_set(err, ERR_UNSUPPORTED,
@@ -265,17 +322,114 @@ static enum status read_axk1(const struct json *j, struct model_config *c, struc
     return OK;
 }
 
+/* DeepSeek V3.2's attention with a gate for each output of a head, and gates of norms. The product
+ * of the queries and the gates reads the low-rank query both normed and as it was. */
+static enum status read_axk2(const struct json *j, struct model_config *c, struct err *err)
+{
+    TRY(read_deepseek_v3(j, c, err));
+    TRY(need_q_lora(c, err));
+    TRY(read_indexer(j, c, err));
+    TRY(family_size(j, "gated_norm_rank", 1 << 16, &c->norm_gate_rank, err));
+    c->attn_gate = ATTN_GATE_WIDE;
+    c->q_twice = true;
+    if (json_is(json_get(j, "mlp_layer_types"), JSON_ARRAY)) {
+        return family_dense_layers(j, 0, c, err);
+    }
+    return OK;
+}
+
+/* Mistral's router: a softmax, whose picks are renormalised. */
+static enum status mistral_routing(bool renormalise, struct model_config *c, struct err *err)
+{
+    c->scoring = MOE_SOFTMAX_TOPK;
+    c->renormalise = renormalise;
+    if (c->n_group > 1) {
+        return err_set(err, ERR_UNSUPPORTED, "config.json: n_group above 1 is not supported");
+    }
+    return OK;
+}
+
 /* DeepSeek's attention with queries scaled by position, and with a different router. */
 static enum status read_mistral4(const struct json *j, struct model_config *c, struct err *err)
 {
     TRY(read_deepseek(j, c, err));
     TRY(family_query_growth(j, c, err));
-    c->scoring = MOE_SOFTMAX_TOPK;
-    c->renormalise = json_get_bool(j, "norm_topk_prob", true);
-    if (c->n_group > 1) {
-        return err_set(err, ERR_UNSUPPORTED, "config.json: n_group above 1 is not supported");
+    return mistral_routing(json_get_bool(j, "norm_topk_prob", true), c, err);
+}
+
+/* The last layer before `layer`, with positions if it has, whose keys other layers read; -1: none.
+ */
+static int32_t last_source(const struct model_config *c, const bool *is_source, int32_t layer)
+{
+    int32_t i = layer - 1;
+    while (i >= 0 && !(is_source[i] && c->layers[i].rope == c->layers[layer].rope)) {
+        i--;
+    }
+    return i;
+}
+
+/* The layers whose keys others read. transformers keeps the keys that were last stored for layers
+ * with positions, and those for layers without, so it cannot read those of any other layer. */
+static enum status read_sources(const struct json *j, struct model_config *c, struct err *err)
+{
+    static const char key[] = "kv_source_layers";
+    const struct json *list = json_get(j, key), *item = json_first(list);
+    bool is_source[MAX_LAYERS] = {false};
+    if (item && json_count(list) != (size_t)c->n_layers) {
+        return err_set(err, ERR_FORMAT, "config.json: %s must have an entry for each layer", key);
+    }
+    for (int32_t i = 0; item && i < c->n_layers; i++, item = json_next(item)) {
+        int64_t of = i;
+        json_int64(item, &of);
+        if (of > i || c->layers[of].kv_of != of) {
+            return err_set(
+                err, ERR_FORMAT,
+                "config.json: %s: layer %d must read its own keys or those of an earlier "
+                "layer that does",
+                key, i);
+        }
+        c->layers[i].kv_of = (int32_t)of;
+        is_source[of] = is_source[of] || of != i;
+    }
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        const int32_t of = c->layers[i].kv_of;
+        if (of != i && of != last_source(c, is_source, i)) {
+            return err_set(
+                err, ERR_UNSUPPORTED,
+                "config.json: %s: layer %d must read the keys of the last layer before it "
+                "whose keys others read and which has positions if it has",
+                key, i);
+        }
     }
     return OK;
+}
+
+/* GLM-5's sparse attention without low-rank queries. Queries are scaled by position, with weights
+ * for each head; some layers have no positions, and some read the keys of another. */
+static enum status read_mistral_large4(const struct json *j, struct model_config *c,
+                                       struct err *err)
+{
+    TRY(read_deepseek(j, c, err));
+    TRY(mistral_routing(true, c, err));
+    TRY(read_indexer(j, c, err));
+    TRY(family_must_be(j, "norm_topk_prob", true, err));
+    if (c->q_lora != 0) {
+        return err_set(err, ERR_UNSUPPORTED,
+                       "config.json: q_lora_rank is not supported in this family");
+    }
+    if (json_get_int(j, "moe_layer_freq", 1) != 1) {
+        return err_set(err, ERR_UNSUPPORTED,
+                       "config.json: moe_layer_freq other than 1 is not supported");
+    }
+    c->mla_norm_eps = c->norm_eps;
+    c->final_softcap = (float)json_get_number(j, "final_logit_softcapping", 30.0);
+    c->heads_grow = true;
+    TRY(family_no_rope_layers(j, c, err));
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        c->layers[i].latent_only = c->layers[i].rope < 0;
+    }
+    TRY(read_sources(j, c, err));
+    return family_dense_layers(j, json_get_int(j, "first_k_dense_replace", 1), c, err);
 }
 
 /* DeepSeek V3's attention with dense layers. */
@@ -319,6 +473,15 @@ static enum status read_minicpm3(const struct json *j, struct model_config *c, s
     "\"routed_scaling_factor\":2.827,\"index_topk\":2048,\"index_head_dim\":128,"                  \
     "\"index_topk_freq\":4,\"hc_mult\":4,\"swiglu_limit\":10,"                                     \
     "\"other_keys\":{\"num_local_experts\":\"n_routed_experts\"},"
+
+#define LARGE4_DEFAULTS                                                                            \
+    "{\"eos_token_id\":2,\"rms_norm_eps\":1e-5,\"moe_intermediate_size\":6144,"                    \
+    "\"n_shared_experts\":1,\"n_routed_experts\":128,\"num_experts_per_tok\":4,"                   \
+    "\"kv_lora_rank\":512,\"qk_rope_head_dim\":64,\"qk_nope_head_dim\":64,\"v_head_dim\":128,"     \
+    "\"max_position_embeddings\":1048576,\"index_topk\":2048,\"index_head_dim\":128,"              \
+    "\"index_n_heads\":32,\"indexer_rope_interleave\":true,\"first_k_dense_replace\":1,"           \
+    "\"rope_of_class\":{\"rope_type\":\"yarn\",\"rope_theta\":10000,\"factor\":2048,"              \
+    "\"original_max_position_embeddings\":512,\"attention_factor\":1}}"
 
 static const struct family rows[] = {
     {"deepseek_v2", &deepseek_names, "{\"eos_token_id\":2,\"n_shared_experts\":2}",
@@ -389,5 +552,13 @@ static const struct family rows[] = {
      "\"original_max_position_embeddings\":8192,\"mscale\":1,\"mscale_all_dim\":1,"
      "\"llama_4_scaling_beta\":0.1}}",
      read_mistral4},
+    {"mistral_large4_text", &mistral_large_names, LARGE4_DEFAULTS, read_mistral_large4},
+    {"axk2", &axk2_names,
+     "{\"eos_token_id\":163691,\"max_position_embeddings\":131072,\"kv_lora_rank\":128,"
+     "\"q_lora_rank\":384,\"qk_rope_head_dim\":32,\"qk_nope_head_dim\":64,\"v_head_dim\":64,"
+     "\"n_routed_experts\":128,\"n_shared_experts\":1,\"first_k_dense_replace\":1,"
+     "\"num_experts_per_tok\":8,\"moe_intermediate_size\":512,\"routed_scaling_factor\":2.5,"
+     "\"index_topk\":2048,\"index_head_dim\":128,\"index_n_heads\":16,\"gated_norm_rank\":16}",
+     read_axk2},
 };
 const struct family_table families_mla = {rows, sizeof rows / sizeof rows[0]};

@@ -196,6 +196,8 @@ static const struct key config_keys[] = {
     COUNT("qk_rope_head_dim", 0),
     COUNT("v_head_dim", 0),
     COUNT("index_topk", 1),
+    COUNT("gated_norm_rank", 1),
+    {"kv_source_layers", INTEGERS, 0, INT32_MAX},
     COUNT("index_n_heads", 1),
     COUNT("index_head_dim", 1),
     {"indexer_types", LIST, 0, 0},

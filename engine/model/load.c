@@ -110,6 +110,39 @@ static struct tensor_names norms_of(const struct model_config *c, int32_t layer)
     return names;
 }
 
+static enum status load_norm_gate(struct loader *l, const char *base, int32_t layer,
+                                  struct norm_gate *out)
+{
+    const int64_t hidden = l->c->hidden, rank = l->c->norm_gate_rank;
+    char module[NAME_BYTES], in[NAME_BYTES], gate[NAME_BYTES];
+    part_layer_name(base, layer, module);
+    snprintf(in, sizeof in, "%.240s.W_down", module);
+    snprintf(gate, sizeof gate, "%.240s.W_up", module);
+    struct stack first = {
+        .pieces = {{in, rank, 0, rank}}, .n = 1, .n_in = hidden, .n_cols = hidden, .adapts = true};
+    struct stack second = {.pieces = {{gate, hidden, 0, hidden}},
+                           .n = 1,
+                           .n_in = rank,
+                           .n_cols = rank,
+                           .adapts = true};
+    TRY(part_linear(l, &first, l->options->dtype, &out->in));
+    return part_linear(l, &second, l->options->dtype, &out->out);
+}
+
+/* Loads the gates of a layer's norms. */
+static enum status load_norm_gates(struct loader *l, int32_t layer, struct layer_weights *w)
+{
+    const struct model_config *c = l->c;
+    if (c->norm_gate_rank == 0) {
+        return OK;
+    }
+    TRY(load_norm_gate(l, c->names->attn_norm_gate, layer, &w->attn_norm_gate));
+    if (!c->layers[layer].moe) {
+        return OK;
+    }
+    return load_norm_gate(l, c->names->ffn_norm_gate, layer, &w->ffn_norm_gate);
+}
+
 /* Each loader skips weights that the layer does not have. */
 static enum status load_layer(struct loader *l, int32_t layer, struct layer_weights *w)
 {
@@ -124,6 +157,7 @@ static enum status load_layer(struct loader *l, int32_t layer, struct layer_weig
     if ((!c->parallel_residual || c->parallel_norms) && !lc->no_ffn) {
         TRY(layer_norm(l, names->ffn_norm, layer, c->norm_bias, &w->ffn_norm, &w->ffn_norm_bias));
     }
+    TRY(load_norm_gates(l, layer, w));
     TRY(load_ffn_post_norm(l, names->ffn_post_norm, layer, w));
     TRY(load_attention(l, layer, w));
     TRY(load_recurrent(l, layer, w));
@@ -181,13 +215,42 @@ static enum status load_ends(struct loader *l)
     return part_head(l, base, true);
 }
 
+/* Learned factors of the rope's frequencies; dummy weights have none. */
+static enum status load_rope_factors(struct loader *l)
+{
+    const struct model_config *c = l->c;
+    const int64_t n = c->rope_dim / 2;
+    struct weight_part alpha;
+    if (!c->names->rope_alpha || !l->options->checkpoint) {
+        return OK;
+    }
+    TRY(part_of(l, c->names->rope_alpha, &n, 1, &alpha));
+    l->m->rope_factors = xmalloc((size_t)n * sizeof *l->m->rope_factors);
+    for (int64_t i = 0; i < n; i++) {
+        const float factor = expf(weight_part_get(&alpha, 0, i));
+        if (!isfinite(factor)) {
+            return err_set(l->err, ERR_FORMAT, "%s: tensor %s has an invalid element",
+                           checkpoint_where(l->options->checkpoint), c->names->rope_alpha);
+        }
+        l->m->rope_factors[i] = factor;
+    }
+    return OK;
+}
+
 /* The device computes tables of angles from these frequencies. */
 enum status model_open_ropes(struct model *m, struct err *err)
 {
     const struct model_config *c = m->config;
     for (int32_t i = 0; i < c->n_ropes; i++) {
         struct rope_desc d = c->rope[i].desc;
+        float scaled[MAX_ROPE_PAIRS];
         d.inv_freq = c->rope[i].inv_freq;
+        for (int32_t k = 0; m->rope_factors && k < d.n_pairs; k++) {
+            scaled[k] = d.inv_freq[k] * m->rope_factors[k];
+        }
+        if (m->rope_factors) {
+            d.inv_freq = scaled;
+        }
         enum status st = m->be->ops->rope_open(m->be, &d, &m->ropes[i]);
         if (st != OK) {
             return err_set(err, st, "the rope tables do not fit the device");
@@ -310,8 +373,8 @@ static enum status check_device(const struct model_config *c, const struct backe
     if (c->head.kind != HEAD_NONE && !be->ops->hidden_open) {
         return err_set(err, ERR_UNSUPPORTED, "draft heads are not supported on this device");
     }
-    if ((c->n_state_layers > 0 && !be->ops->state_open) ||
-        (c->attn_gate != ATTN_GATE_NONE && !be->ops->gate)) {
+    const bool gates = c->attn_gate != ATTN_GATE_NONE || c->norm_gate_rank > 0;
+    if ((c->n_state_layers > 0 && !be->ops->state_open) || (gates && !be->ops->gate)) {
         return err_set(err, ERR_UNSUPPORTED,
                        "%s: models with recurrent layers or gated attention "
                        "are not supported on this device",
@@ -357,6 +420,7 @@ static enum status load_weights(struct loader *l)
         }
     }
     TRY(load_adapters_end(l));
+    TRY(load_rope_factors(l));
     TRY(model_open_ropes(l->m, l->err));
     if (l->taken && !c->head.in_target) {
         part_report_unused(l);
@@ -438,12 +502,14 @@ enum status model_load(const struct model_load_options *options, struct backend 
 void model_deinit(struct model *m)
 {
     free(m->layers);
+    free(m->rope_factors);
     for (int32_t i = 0; i < m->n_adapted; i++) {
         adapter_layout_free(m->adapted[i].layout);
     }
     free(m->adapted);
     free(m->draft.ids);
     m->layers = NULL;
+    m->rope_factors = NULL;
     m->adapted = NULL;
     m->n_adapted = 0;
     m->draft.ids = NULL;

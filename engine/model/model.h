@@ -25,10 +25,16 @@ struct hyper_weights {
     const struct weight *fn, *base, *scale;
 };
 
+/* The gate of a norm: y = norm(x), then y * sigmoid(out silu(in y)). */
+struct norm_gate {
+    const struct weight *in, *out; // NULL: the norm has no gate
+};
+
 /* Weights of one layer. NULL: the family has no such weight. */
 struct layer_weights {
     const struct weight *attn_norm, *attn_norm_bias, *attn_post_norm;
     const struct weight *ffn_norm, *ffn_norm_bias, *ffn_post_norm;
+    struct norm_gate attn_norm_gate, ffn_norm_gate;
     const struct weight *qkv, *o, *q_norm, *k_norm, *sinks;
     const struct weight *gate_up, *down;
     const struct weight *router, *correction, *experts_gate_up, *experts_down;
@@ -46,8 +52,12 @@ struct layer_weights {
     // MLA: low is q_a, if there is one, above kv_a and the gates; qkv is q_b or q, above the
     // indexer's, or the gates if there is no q_a
     const struct weight *low, *q_a_norm, *kv_a_norm, *w_uk, *w_uv;
-    // of the layer's indexer, whose queries are the last outputs of qkv
+    struct head_growth growth; // of this rank's heads
+    // of the layer's indexer. index_q: its queries' own product; NULL: they are the last outputs of
+    // qkv. index_q_norm: a norm of that product's input
     const struct weight *index_k, *index_k_norm, *index_k_norm_bias, *index_weights;
+    const struct weight *index_q, *index_q_norm, *index_q_norm_bias;
+    struct head_growth index_growth;
     struct hyper_weights attn_hyper, ffn_hyper;
     struct state_weights state;
     float k_scale, v_scale; // the checkpoint's scales for an FP8 cache; 0: it has none
@@ -133,6 +143,7 @@ struct model {
     const struct weight *stream_in[MAX_STREAMS - 1], *stream_out[MAX_STREAMS - 1];
     struct hyper_weights end_hyper;
     struct rope_table *ropes[2];
+    float *rope_factors;            // [pairs of MLA's rope], of its frequencies; NULL: none
     struct layer_weights *layers;   // [n_layers]
     struct adapted_weight *adapted; // [n_adapted], sorted by address
     int32_t n_adapted;

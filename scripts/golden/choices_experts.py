@@ -141,6 +141,14 @@ def hy_v4(rng):
     return c
 
 
+def axk2(rng):
+    c = deepseek_v32(rng)
+    c["gated_norm_rank"] = rng.choice([4, 8, 16])
+    if c["n_group"] == 1:
+        c.update(n_group=None, topk_group=None)
+    return c
+
+
 ROUTING = ("first_k_dense_replace", "moe_intermediate_size", "n_group", "topk_group", "norm_topk_prob", "routed_scaling_factor")
 
 
@@ -352,6 +360,7 @@ FAMILIES = {
     "deepseek_v32": deepseek_v32,
     "glm_moe_dsa": glm_moe_dsa,
     "hy_v4": hy_v4,
+    "axk2": axk2,
     "mistral4": mistral4,
     "ernie4_5_moe": ernie4_5_moe,
     "hunyuan_v1_moe": hunyuan_v1_moe,

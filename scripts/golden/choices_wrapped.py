@@ -2,7 +2,7 @@
 """Random configurations of language parts that transformers computes only inside their wrappers: functions of a random.Random."""
 
 from choices import WINDOW, heads, layer_types, qwen_windows, rope
-from choices_experts import hy_v4
+from choices_experts import glm_moe_dsa, hy_v4
 
 VISION = {"depth": 1, "hidden_size": 16, "num_heads": 1, "intermediate_size": 16, "out_hidden_size": 16}
 AUDIO = {"encoder_layers": 1, "encoder_attention_heads": 1, "encoder_ffn_dim": 16, "d_model": 16, "output_dim": 16}
@@ -14,12 +14,15 @@ GLIMMER_VISION = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_head
 GLIMMER_VISION["pos_emb_width"] = 2
 HY_VISION = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 16, "patch_size": 4}
 HY_VISION.update(max_image_size=8, out_hidden_size=16)
+PIXTRAL = {"model_type": "pixtral", "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
+PIXTRAL.update(patch_size=4, image_size=8)
 # By the model type of the language part: that of the wrapper, its class, and its other parts.
 WHOLE = {
     "glm4v_text": ("glm4v", "Glm4vForConditionalGeneration", {"vision_config": VISION}),
     "glm4v_moe_text": ("glm4v_moe", "Glm4vMoeForConditionalGeneration", {"vision_config": VISION}),
     "glm_ocr_text": ("glm_ocr", "GlmOcrForConditionalGeneration", {"vision_config": VISION}),
     "hy_v4_vl_text": ("hy_v4_vl", "HYV4VLForConditionalGeneration", {"vision_config": HY_VISION}),
+    "mistral_large4_text": ("mistral_large4", "MistralLarge4ForConditionalGeneration", {"vision_config": PIXTRAL}),
     "muse_glimmer_text": (
         "muse_glimmer",
         "MuseGlimmerForConditionalGeneration",
@@ -103,8 +106,31 @@ def hy_v4_vl_text(rng):
     return c
 
 
+def mistral_large4_text(rng):
+    c = glm_moe_dsa(rng)
+    n = c["num_hidden_layers"]
+    for key in ("q_lora_rank", "norm_topk_prob", "n_group", "topk_group", "head_dim"):
+        del c[key]
+    c["rope_parameters"] = rope(rng, c["qk_rope_head_dim"], ("default", "yarn"))
+    c["final_logit_softcapping"] = rng.choice([30.0, 5.0])
+    if rng.random() < 0.7:
+        c["no_rope_layers"] = [rng.choice([0, 1, 1]) for _ in range(n)]
+    rotated = c.get("no_rope_layers", [int((i + 1) % 4 != 0) for i in range(n)])
+    if rng.random() < 0.7:
+        sources = list(range(n))
+        last = {}  # the last layer with and without positions whose keys others may read
+        for i in range(n):
+            if rotated[i] in last and rng.random() < 0.6:
+                sources[i] = last[rotated[i]]
+            elif not any(s == last.get(rotated[i]) for s in sources[i:]):
+                last[rotated[i]] = i
+        c["kv_source_layers"] = sources
+    return c
+
+
 FAMILIES = {
     "hy_v4_vl_text": hy_v4_vl_text,
+    "mistral_large4_text": mistral_large4_text,
     "muse_glimmer_text": muse_glimmer_text,
     "glm4v_text": glm4v_text,
     "glm_ocr_text": glm_ocr_text,

@@ -134,6 +134,11 @@ def deepseek_v32(rng, folder, values):
     change_tensors(folder, lambda tensors: {**tensors, module: torch.ones(4)})
 
 
+def mistral_large4_text(rng, folder, values):
+    """The released files have a module that drafts."""
+    change_tensors(folder, lambda tensors: {**tensors, "mtp_dspark.norm.weight": torch.ones(4)})
+
+
 def glm_moe_dsa(rng, folder, values):
     """Which layers have an indexer is also written as letters; some files have the tensors of one for all layers."""
     deepseek_v32(rng, folder, values)
@@ -299,6 +304,8 @@ RELEASED = {
     "deepseek_v32": deepseek_v32,
     "glm_moe_dsa": glm_moe_dsa,
     "hy_v4": hy_v4,
+    "axk2": deepseek_v32,
+    "mistral_large4_text": mistral_large4_text,
     "kimi_linear": kimi_linear,
     "nemotron_h": nemotron_h,
     "qwen3_next": full_attention_interval,

@@ -67,6 +67,10 @@ def fill_weights(model, generator):
         noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float32)
         if name.endswith("dt_bias"):
             value = noise  # decays over single steps, and over hundreds
+        elif name.endswith(("softmax_scaling.scale", "rotary_emb.alpha")):
+            value = 0.3 * noise
+        elif name.endswith("softmax_scaling.bias"):
+            value = 0.3 * noise + 1.0
         elif name.endswith("bias"):
             value = 0.1 * noise
         elif name.endswith("A_log"):
@@ -77,6 +81,8 @@ def fill_weights(model, generator):
             value = 0.5 * noise + 1.0
         elif "conv" in name and tensor.dim() == 3:
             value = tensor.shape[-1] ** -0.5 * noise
+        elif "layernorm.mlp." in name:  # the gate of a norm
+            value = 1.3 / tensor.shape[-1] ** 0.5 * noise
         elif "norm" in name or ".ln_" in name:
             value = 0.1 * noise + (0.0 if adds_one else 1.0)
         elif name.endswith("modality_router.weight"):  # its products are divided by the width

@@ -33,7 +33,7 @@ from golden import logits_of, prompt_logprobs
 TOLERANCE = 1e-3
 FAMILIES = (
     "llama qwen2 qwen3 gemma gemma2 gemma3_text phi3 glm4 granite seed_oss ernie4_5 exaone4 starcoder2 cohere2 olmo3 "
-    "mixtral qwen2_moe qwen3_moe deepseek_v2 deepseek_v3 glm4_moe glm4_moe_lite deepseek_v32 glm_moe_dsa hy_v4 minimax_m2 "
+    "mixtral qwen2_moe qwen3_moe deepseek_v2 deepseek_v3 glm4_moe glm4_moe_lite deepseek_v32 glm_moe_dsa hy_v4 axk2 minimax_m2 "
     "ernie4_5_moe qwen3_next qwen3_5_text qwen3_5_moe_text falcon_h1 lfm2"
 ).split()
 NEVER = re.compile(r"embed|norm|router|\.gate\.weight|shared_expert_gate|conv|bias|A_log|in_proj_ba|wte|wpe|hc_")

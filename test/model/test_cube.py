@@ -16,7 +16,8 @@ import pytest
 import golden
 from nightly import NIGHTLY, covering, share
 
-NEWER = [os.path.join(golden.FAMILIES, f) for f in ("mistral-small-4", "hunyuan-moe", "exaone-4", "glm-5", "gemma-3n", "hy-4")]
+NEWER = [os.path.join(golden.FAMILIES, f) for f in ("mistral-small-4", "hunyuan-moe", "exaone-4", "glm-5", "gemma-3n", "hy-4",
+                                                        "mistral-large-4")]
 FAMILIES = ["llama-3", "gemma-2", "qwen2-moe", "gpt-oss", "deepseek-v3", *NEWER]
 EVERY = [*golden.families(), *NEWER]
 NGRAM = '{"method":"ngram","num_speculative_tokens":4,"prompt_lookup_min":1}'
