@@ -105,6 +105,11 @@ static void router_logits(const struct cpu_backend *cpu, const struct moe_route_
     }
 }
 
+static float sigmoid(float x)
+{
+    return 1.0f / (1.0f + expf(-x));
+}
+
 /* Picks the k experts of a row, and computes their weights. Groups and corrections only affect
  * which experts are picked. */
 static void pick(const struct moe_route_args *a, float *score, int32_t *ids, float *weights)
@@ -116,7 +121,7 @@ static void pick(const struct moe_route_args *a, float *score, int32_t *ids, flo
     }
     for (int32_t e = 0; e < a->n_experts; e++) {
         if (a->scoring == MOE_SIGMOID) {
-            score[e] = 1.0f / (1.0f + expf(-score[e]));
+            score[e] = sigmoid(score[e]);
         }
         choice[e] = a->correction ? score[e] + a->correction->vector[e] : score[e];
     }
@@ -129,8 +134,8 @@ static void pick(const struct moe_route_args *a, float *score, int32_t *ids, flo
         e = greater(e, 0); // there are fewer experts than picks, which loading reports as an error
         taken[e] = true;
         ids[i] = e;
-        weights[i] = score[e];
-        sum += score[e];
+        weights[i] = a->scoring == MOE_LOGITS ? sigmoid(score[e]) : score[e];
+        sum += weights[i];
     }
     if (a->scoring == MOE_TOPK_SOFTMAX) {
         softmax(weights, a->k);

@@ -299,6 +299,7 @@ enum moe_scoring {
     MOE_SOFTMAX_TOPK, // softmax over all experts, then top-k; `renormalise` divides by their sum
     MOE_TOPK_SOFTMAX, // top-k of the logits, then softmax over those
     MOE_SIGMOID,      // DeepSeek V3: picked by sigmoid + correction bias, weighted by sigmoid
+    MOE_LOGITS,       // picked by logit + correction bias, weighted by sigmoid
 };
 
 /* logits = x W^T (+ bias) in fp32; picks k experts for each row; of equal scores the lowest id

@@ -90,6 +90,22 @@ static const struct tensor_names flint_names = {BASE_NAMES,
                                                 SHARED_EXPERT_NAMES,
                                                 .sinks = "self_attn.softmax_offset"};
 
+static const struct tensor_names kolibri_names = {
+    QKV_NAMES,
+    QK_NORM_NAMES,
+    EXPERT_NAMES,
+    SHARED_NAMES,
+    .correction = "moe.router.expert_bias",
+    .embed = "model.embed_tokens",
+    .final_norm = "model.norm",
+    .head = "lm_head",
+    .o = "self_attn.o_proj",
+    .attn_norm = "input_layernorm",
+    .attn_post_norm = "post_attn_norm",
+    .ffn_norm = "post_attention_layernorm",
+    .ffn_post_norm = "post_ffn_norm",
+};
+
 /* Norms over the whole width of q and k. */
 static enum status read_minimax_m2(const struct json *j, struct model_config *c, struct err *err)
 {
@@ -356,6 +372,24 @@ static enum status read_flint(const struct json *j, struct model_config *c, stru
     return OK;
 }
 
+/* EXAONE's attention, norms before and after sub-layers, and a router whose bias is added to
+ * logits.
+ */
+static enum status read_kolibri(const struct json *j, struct model_config *c, struct err *err)
+{
+    TRY(family_experts(j, "num_experts", "moe_intermediate_size", c, err));
+    TRY(family_size(j, "shared_expert_intermediate_size", 1 << 22, &c->shared_ffn, err));
+    TRY(family_must_be(j, "attention_bias", false, err));
+    c->scoring = MOE_LOGITS;
+    c->correction = true;
+    c->renormalise = json_get_bool(j, "norm_topk_prob", false);
+    c->norm_place = NORM_SANDWICH;
+    c->qk_norm = QK_NORM_HEAD;
+    c->full_without_rope = json_get_int(j, "sliding_window", 0) > 0;
+    family_window_but_every(j, 5, c);
+    return OK;
+}
+
 /* The language part. Positions of text are the same in all sections of its rope. */
 #define GLM4V_MOE                                                                                  \
     "{\"num_key_value_heads\":8,\"max_position_embeddings\":65536,\"rms_norm_eps\":1e-5,"          \
@@ -413,6 +447,11 @@ static const struct family rows[] = {
      "\"sliding_window\":513,\"moe_intermediate_size\":512,"
      "\"shared_expert_intermediate_size\":1024,\"num_experts\":256,\"num_experts_per_tok\":6}",
      read_flint},
+    {"kolibri1", &kolibri_names,
+     "{\"num_key_value_heads\":4,\"head_dim\":128,\"max_position_embeddings\":262144,"
+     "\"sliding_window\":513,\"moe_intermediate_size\":512,"
+     "\"shared_expert_intermediate_size\":512,\"num_local_experts\":384,\"num_experts_per_tok\":6}",
+     read_kolibri},
     {"mimo_v2_flash", &mimo_v2_names,
      "{\"num_key_value_heads\":4,\"head_dim\":192,\"v_head_dim\":128,"
      "\"max_position_embeddings\":131072,\"rms_norm_eps\":1e-5,\"sliding_window\":129,"

@@ -149,6 +149,14 @@ def flint(rng):
     return c
 
 
+def kolibri1(rng):
+    c = flint(rng)
+    for key in ("attention_bias", "decoder_sparse_step", "mlp_only_layers"):
+        del c[key]
+    c["rms_norm_eps"] = rng.choice([1e-5, 1e-6])
+    return c
+
+
 def step3p5(rng):
     c = heads(rng)
     n, k = picked(rng)
@@ -182,6 +190,7 @@ def step3p5(rng):
 FAMILIES = {
     "step3p5": step3p5,
     "flint": flint,
+    "kolibri1": kolibri1,
     "mimo_v2_flash": mimo_v2_flash,
     "laguna": laguna,
     "axk1": axk1,

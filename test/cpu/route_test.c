@@ -103,6 +103,33 @@ OP_TEST(routing_follows_each_familys_rule)
     op_close(&rig);
 }
 
+/* A bias that is added to logits can outweigh any of them, and does not change the weights. */
+OP_TEST(picks_by_logits_are_weighted_by_sigmoids)
+{
+    struct backend_limits limits = op_limits();
+    struct op_rig rig = op_open(backend, DT_BF16, &limits);
+    float logits[] = {0.5f, -4.0f, 3.0f, 1.0f}, bias[] = {0.0f, 6.0f, -2.5f, 0.0f};
+    const int32_t wanted_ids[] = {1, 3, 0};
+    struct moe_route_args a = {.scoring = MOE_LOGITS, .scale = 2.0f, .n_experts = 4, .k = 3};
+    a.correction = op_vector(&rig, bias, 4);
+    for (int renormalise = 0; renormalise < 2; renormalise++) {
+        int32_t ids[3];
+        float weights[3];
+        double sum = 0.0;
+        a.renormalise = renormalise != 0;
+        route(&rig, &a, logits, ids, weights);
+        for (int32_t i = 0; i < 3; i++) {
+            sum += 1.0 / (1.0 + exp(-(double)logits[wanted_ids[i]]));
+        }
+        for (int32_t i = 0; i < 3; i++) {
+            const double sigmoid = 1.0 / (1.0 + exp(-(double)logits[wanted_ids[i]]));
+            CHECK_EQ(ids[i], wanted_ids[i]);
+            CHECK_NEAR(weights[i], 2.0 * sigmoid / (renormalise ? sum : 1.0), 1e-6);
+        }
+    }
+    op_close(&rig);
+}
+
 /* Without this rule equal scores would depend on the order of comparisons. */
 OP_TEST(equal_scores_go_to_the_lowest_ids)
 {

@@ -172,6 +172,8 @@ TEST(experts_agree)
         {300, 4, 2, 256, 136, MOE_SOFTMAX_TOPK, true, false, false, 2, 1, ACT_GELU_TANH, ROUTED},
         {5, 5, 3, 50, 33, MOE_SOFTMAX_TOPK, true, true, false, 1, 1, ACT_SILU, ROUTED},
         {1, 64, 8, 512, 64, MOE_SOFTMAX_TOPK, true, false, false, 1, 1, ACT_SILU, ROUTED},
+        {33, 16, 4, 72, 40, MOE_LOGITS, true, false, true, 1, 1, ACT_SILU, ROUTED},
+        {300, 48, 6, 72, 40, MOE_LOGITS, false, false, true, 1, 1, ACT_SILU, ROUTED},
         {37, 16, 1, 128, 96, MOE_SIGMOID, false, false, true, 1, 1, ACT_SILU, ROUTED},
         {5, 5, 2, 50, 33, MOE_SIGMOID, false, false, false, 1, 1, ACT_SILU, ROUTED},
         {9, 16, 4, 72, 40, MOE_SIGMOID, true, false, false, 1, 1, ACT_SILU_CLAMPED, ROUTED},

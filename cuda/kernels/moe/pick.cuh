@@ -157,6 +157,11 @@ template <int EACH> __device__ __forceinline__ int take_best(uint32_t (&key)[EAC
     return (int)id;
 }
 
+__device__ __forceinline__ float fast_sigmoid(float x)
+{
+    return __fdividef(1.0f, 1.0f + __expf(-x));
+}
+
 struct pick {
     int32_t id;
     float weight;
@@ -204,7 +209,7 @@ __device__ __forceinline__ struct pick pick_scores(const float *in, const float 
     } else if (p.scoring == MOE_SIGMOID) {
 #pragma unroll
         for (int i = 0; i < EACH; i++) {
-            v[i] = __fdividef(1.0f, 1.0f + __expf(-v[i]));
+            v[i] = fast_sigmoid(v[i]);
         }
     }
     uint32_t key[EACH];
@@ -252,6 +257,8 @@ __device__ __forceinline__ float weight_of_pick(const struct pick &mine, const f
     float w = mine.weight;
     if (p.scoring == MOE_TOPK_SOFTMAX) {
         w = expf(w - __shfl_sync(0xffffffffu, w, 0));
+    } else if (p.scoring == MOE_LOGITS) {
+        w = fast_sigmoid(w);
     }
     const float total = warp_sum((int)(threadIdx.x & 31) < p.k ? w : 0.0f);
     if (p.scoring == MOE_TOPK_SOFTMAX) {
