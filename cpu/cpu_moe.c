@@ -110,6 +110,25 @@ static float sigmoid(float x)
     return 1.0f / (1.0f + expf(-x));
 }
 
+/* The weights of picks by MOE_MIXER, whose logits are `score`. */
+static void mix(const struct moe_route_args *a, const float *score, const int32_t *ids,
+                float *weights)
+{
+    bool picked[MAX_EXPERTS] = {false};
+    for (int32_t i = 0; i < a->k; i++) {
+        const float best = score[ids[i]];
+        float sum = 0.0f;
+        for (int32_t e = 0; e < a->n_experts; e++) {
+            const float t = score[e];
+            if (!picked[e] && !((best - t) / fmaxf(fabsf(t), best) > a->spread)) {
+                sum += expf(t - best);
+            }
+        }
+        picked[ids[i]] = true;
+        weights[i] = 1.0f / sum;
+    }
+}
+
 /* Picks the k experts of a row, and computes their weights. Groups and corrections only affect
  * which experts are picked. */
 static void pick(const struct moe_route_args *a, float *score, int32_t *ids, float *weights)
@@ -137,7 +156,9 @@ static void pick(const struct moe_route_args *a, float *score, int32_t *ids, flo
         weights[i] = a->scoring == MOE_LOGITS ? sigmoid(score[e]) : score[e];
         sum += weights[i];
     }
-    if (a->scoring == MOE_TOPK_SOFTMAX) {
+    if (a->scoring == MOE_MIXER) {
+        mix(a, score, ids, weights);
+    } else if (a->scoring == MOE_TOPK_SOFTMAX) {
         softmax(weights, a->k);
     } else if (a->renormalise) {
         float divisor = a->scoring == MOE_SIGMOID ? sum + 1e-20f : sum;

@@ -300,12 +300,15 @@ enum moe_scoring {
     MOE_TOPK_SOFTMAX, // top-k of the logits, then softmax over those
     MOE_SIGMOID,      // DeepSeek V3: picked by sigmoid + correction bias, weighted by sigmoid
     MOE_LOGITS,       // picked by logit + correction bias, weighted by sigmoid
+    MOE_MIXER,        // SparseMixer: picked by logit, each weighted by a softmax of its own
 };
 
 /* logits = x W^T (+ bias) in fp32; picks k experts for each row; of equal scores the lowest id
  * wins. With n_group > 1 only experts of the topk_group best groups are candidates (SOFTMAX: by a
  * group's best score; SIGMOID: by the sum of its two best). The weights are multiplied by `scale`
- * and by their expert's own scale. */
+ * and by their expert's own scale. MOE_MIXER has neither corrections, groups nor renormalisation:
+ * the softmax of a pick with the logit s includes itself and, of the experts that were not picked
+ * before it, those whose logit t is near: (s - t) / max(|t|, s) is not above `spread`. */
 struct moe_route_args {
     const struct weight *router;       // LINEAR, fp32, with a bias if the family has one
     const struct weight *correction;   // VECTOR [n_experts], added to the scores for picking only
@@ -317,7 +320,7 @@ struct moe_route_args {
     int32_t n_rows, n_experts, k;
     enum moe_scoring scoring;
     bool renormalise;
-    float scale;
+    float scale, spread;
     int32_t n_group, topk_group;
 };
 

@@ -193,6 +193,7 @@ struct model_config {
     double rope_theta[2], rope_share[2];
     float partial_rotary; // rotated share of each head; a value in the config takes precedence
     bool rope_backwards;  // angles are negative
+    float rope_attention; // multiplies cos and sin; 0: by the type of the rope's scaling
     struct rope_config rope[2]; // 0: global, 1: for sliding layers, or for indexers
 
     /* Mixture of experts; n_experts 0: none. */
@@ -204,6 +205,7 @@ struct model_config {
     bool weigh_inputs;        // routing weights multiply the experts' inputs, not their outputs
     bool experts_beside;      // a layer with experts also has an MLP, with norms for both
     float routed_scale;
+    float routed_spread; // for MOE_MIXER
     int32_t n_group, topk_group;
 
     struct state_config state; // describes the layers with a recurrent state, if there are any

@@ -143,6 +143,7 @@ static struct moe_route_args route_of(const struct flow *f, const struct layer_w
                                    .scoring = c->scoring,
                                    .renormalise = c->renormalise,
                                    .scale = c->routed_scale,
+                                   .spread = c->routed_spread,
                                    .n_group = c->n_group,
                                    .topk_group = c->topk_group};
 }

@@ -4,6 +4,7 @@
 #include "engine/base/optional.h"
 #include "engine/model/family_parts.h"
 
+#include <math.h>
 #include <string.h>
 
 static const struct tensor_names mixtral_names = {BASE_NAMES,
@@ -82,6 +83,50 @@ static enum status read_mixtral(const struct json *j, struct model_config *c, st
     family_window_on_all(j, c);
     c->scoring = MOE_SOFTMAX_TOPK;
     c->renormalise = true;
+    return OK;
+}
+
+/* A scaled rope has a temperature of its own, for texts below and above the trained length. */
+static enum status read_phimoe_rope(const struct json *j, struct model_config *c, struct err *err)
+{
+    const struct json *params = rope_params(j);
+    const double below = json_get_number(params, "short_mscale", 0.0);
+    const double above = json_get_number(params, "long_mscale", 0.0);
+    if (strcmp(rope_type(params), "default") == 0) {
+        return OK;
+    }
+    if (!(below > 0.0) || !(above > 0.0)) {
+        return err_set(err, ERR_FORMAT,
+                       "config.json: rope_scaling needs short_mscale and long_mscale above 0");
+    }
+    if (fabs(below - above) > 0.0) {
+        return err_set(err, ERR_UNSUPPORTED,
+                       "config.json: short_mscale and long_mscale that differ are not supported");
+    }
+    c->rope_attention = (float)below;
+    return OK;
+}
+
+/* Mixtral's layers with LayerNorm, biases and another router. */
+static enum status read_phimoe(const struct json *j, struct model_config *c, struct err *err)
+{
+    TRY(family_experts(j, "num_local_experts", "intermediate_size", c, err));
+    TRY(read_phimoe_rope(j, c, err));
+    if (c->experts_per_token != 2) {
+        return err_set(err, ERR_UNSUPPORTED,
+                       "config.json: num_experts_per_tok must be 2 in this family");
+    }
+    family_window_on_all(j, c);
+    c->scoring = MOE_MIXER;
+    c->routed_spread = (float)(2.0 * json_get_number(j, "router_jitter_noise", 0.01));
+    c->norm_kind = NORM_LAYER;
+    c->norm_bias = true;
+    c->q_bias = c->o_bias = json_get_bool(j, "attention_bias", false);
+    c->head_bias = json_get_bool(j, "lm_head_bias", false);
+    if (c->head_bias && json_get_bool(j, "tie_word_embeddings", false)) {
+        return err_set(err, ERR_UNSUPPORTED,
+                       "config.json: lm_head_bias with tie_word_embeddings is not supported");
+    }
     return OK;
 }
 
@@ -425,6 +470,11 @@ static const struct family rows[] = {
      "\"num_key_value_heads\":8,\"max_position_embeddings\":131072,\"rms_norm_eps\":1e-5,"
      "\"rope_theta\":1000000,\"num_local_experts\":8,\"num_experts_per_tok\":2}",
      read_mixtral},
+    {"phimoe", &mixtral_names,
+     "{\"eos_token_id\":2,\"num_key_value_heads\":8,\"max_position_embeddings\":131072,"
+     "\"rms_norm_eps\":1e-5,\"rope_theta\":1000000,\"num_local_experts\":16,"
+     "\"num_experts_per_tok\":2}",
+     read_phimoe},
     {"qwen2_moe", &qwen2_moe_names,
      "{\"max_position_embeddings\":32768,\"sliding_window\":4096,\"num_experts_per_tok\":4}",
      read_qwen2_moe},

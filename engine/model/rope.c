@@ -386,6 +386,9 @@ static enum status read_rope(const struct json *params, double theta, const stru
     struct rope_share share = {c->kv_lora ? c->rope_dim : head_dim, c->kv_lora ? 1.0 : partial};
     TRY(rope_of(params, theta, share, j, &c->rope[rope], err));
     c->rope[rope].desc.interleaved = interleaved;
+    if (c->rope_attention > 0.0f) {
+        c->rope[rope].desc.attention_factor = c->rope_attention;
+    }
     for (int32_t i = 0; c->rope_backwards && i < MAX_ROPE_PAIRS; i++) {
         c->rope[rope].inv_freq[i] = -c->rope[rope].inv_freq[i];
     }

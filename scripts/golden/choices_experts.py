@@ -12,6 +12,26 @@ def mixtral(rng):
     return c
 
 
+def phimoe(rng):
+    c = mistral(rng)
+    del c["head_dim"]  # the class derives the size of heads
+    c["hidden_size"] = c["num_attention_heads"] * rng.choice([8, 16, 32])
+    c.update(
+        num_local_experts=rng.choice([3, 4, 16]),
+        num_experts_per_tok=2,
+        router_jitter_noise=rng.choice([0.01, 0.2, 0.4]),
+        attention_bias=rng.random() < 0.5,
+        lm_head_bias=rng.random() < 0.5,
+    )
+    if c["lm_head_bias"]:
+        c["tie_word_embeddings"] = False
+    dim = c["hidden_size"] // c["num_attention_heads"]
+    c["rope_parameters"] = rope(rng, dim, ("default", "longrope"))
+    if c["rope_parameters"]["rope_type"] == "longrope":  # the class has only the frequencies of short texts
+        c["rope_parameters"].update(short_mscale=1.2, long_mscale=1.2, original_max_position_embeddings=512, factor=1.0)
+    return c
+
+
 def qwen_experts(rng, c):
     n = rng.choice([4, 6])
     c.update(
@@ -349,6 +369,7 @@ FAMILIES = {
     "cohere2_moe": cohere2_moe,
     "mellum": mellum,
     "mixtral": mixtral,
+    "phimoe": phimoe,
     "qwen2_moe": qwen2_moe,
     "qwen3_moe": qwen3_moe,
     "gpt_oss": gpt_oss,

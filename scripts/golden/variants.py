@@ -86,6 +86,9 @@ def class_of(family):
     return OTHER_NAMES.get(family, family)
 
 
+# The weights of these routers jump where a logit is at a bound, which changes all later rows: rounded answers say nothing.
+JUMPS = ("phimoe",)
+
 NEED_HEAD_DIM = ("helium", "hunyuan_v1_dense", "hunyuan_v1_moe", "ministral")
 
 # Keys that a checkpoint may leave out: then the default of the family's class applies.
@@ -334,7 +337,7 @@ def check(family, seed, folder):
     rng = random.Random(seed)
     prompts = [[rng.randrange(3, 384) for _ in range(n)] for n in (9, 150)]
     want = expected(folder, prompts, torch.float32)
-    theirs = expected(folder, prompts, torch.bfloat16) if dtype == torch.bfloat16 else None
+    theirs = expected(folder, prompts, torch.bfloat16) if dtype == torch.bfloat16 and family not in JUMPS else None
     problem = short_problem(folder, prompts[0])
     if rng.random() < 0.3:  # transformers needs the index, but we do not
         (folder / "model.safetensors.index.json").unlink(missing_ok=True)

@@ -130,6 +130,40 @@ OP_TEST(picks_by_logits_are_weighted_by_sigmoids)
     op_close(&rig);
 }
 
+/* The wanted weights are those of transformers' sparsemixer. */
+OP_TEST(each_pick_of_a_mixer_has_a_softmax_of_its_own)
+{
+    static const struct {
+        float logits[6], spread;
+        int32_t ids[2];
+        float weights[2];
+    } cases[] = {
+        {{0.5f, 1.9f, -3.0f, 2.0f, 1.0f, 1.97f}, 0.02f, {3, 5}, {0.5074993968f, 1.0f}},
+        {{0.5f, 1.9f, -3.0f, 2.0f, 1.0f, 1.97f}, 0.4f, {3, 5}, {0.3477918506f, 0.5174928904f}},
+        {{-2.0f, -1.0f, -1.1f, -4.0f, -1.015f, -3.0f}, 0.02f, {1, 4}, {0.503749907f, 1.0f}},
+        {{-2.0f, -1.0f, -1.1f, -4.0f, -1.015f, -3.0f},
+         0.4f,
+         {1, 4},
+         {0.3460268378f, 0.5212372541f}},
+        {{0.0f, -0.3f, 0.0f, -1.0f, -0.2f, -5.0f}, 0.02f, {0, 2}, {0.5f, 1.0f}},
+    };
+    struct backend_limits limits = op_limits();
+    struct op_rig rig = op_open(backend, DT_BF16, &limits);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        float logits[6], weights[2];
+        int32_t ids[2];
+        memcpy(logits, cases[i].logits, sizeof logits);
+        struct moe_route_args a = {
+            .scoring = MOE_MIXER, .scale = 1.0f, .spread = cases[i].spread, .n_experts = 6, .k = 2};
+        route(&rig, &a, logits, ids, weights);
+        for (int32_t k = 0; k < 2; k++) {
+            CHECK_EQ(ids[k], cases[i].ids[k]);
+            CHECK_NEAR(weights[k], cases[i].weights[k], 1e-6);
+        }
+    }
+    op_close(&rig);
+}
+
 /* Without this rule equal scores would depend on the order of comparisons. */
 OP_TEST(equal_scores_go_to_the_lowest_ids)
 {

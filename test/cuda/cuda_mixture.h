@@ -135,9 +135,10 @@ static inline void make_mixture(struct pair *p, const struct mixture_case *c,
                                      .scoring = c->scoring,
                                      .renormalise = true,
                                      .scale = 1.5f,
+                                     .spread = MIXER_SPREAD,
                                      .n_group = c->n_group,
                                      .topk_group = c->topk_group};
-        r->correction = c->scoring != MOE_TOPK_SOFTMAX ? correction.w[b] : NULL;
+        r->correction = takes_correction(c->scoring) ? correction.w[b] : NULL;
         r->expert_scale = c->n_group > 1 ? scale.w[b] : NULL;
         CHECK_EQ(p->be[b]->ops->setup(p->be[b], &limits, &err), OK);
         CHECK_EQ(p->be[b]->ops->alloc(p->be[b], n, &r->ids), OK);

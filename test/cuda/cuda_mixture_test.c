@@ -49,6 +49,8 @@ static const struct mixture_case mixtures[] = {
     {4, 8, 8, 2312, 136, 264, true, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_SILU, false, false, false},
     {2, 8, 2, 264, 40, 64, false, false, MOE_SIGMOID, 1, 1, ACT_SILU_CLAMPED, false, false, false},
     {16, 32, 6, 128, 64, 128, false, false, MOE_SIGMOID, 8, 4, ACT_SILU, false, false, false},
+    {1, 16, 2, 264, 40, 0, false, false, MOE_MIXER, 1, 1, ACT_SILU, false, false, false},
+    {16, 48, 2, 128, 64, 0, false, false, MOE_MIXER, 1, 1, ACT_SILU, false, false, false},
     {2, 48, 6, 264, 40, 64, false, false, MOE_LOGITS, 1, 1, ACT_SILU, false, false, false},
     {16, 48, 6, 128, 64, 128, false, false, MOE_LOGITS, 1, 1, ACT_SILU, false, false, false},
     {5, 300, 10, 136, 8, 72, false, true, MOE_SIGMOID, 1, 1, ACT_GELU_TANH, false, false, false},

@@ -32,12 +32,13 @@ static void route(struct pair *p, const struct moe_case *c, const struct pair_te
                                .scoring = c->scoring,
                                .renormalise = c->renormalise,
                                .scale = 1.5f,
+                               .spread = MIXER_SPREAD,
                                .n_group = c->n_group,
                                .topk_group = c->topk_group};
     int32_t *id[2];
     float *weight[2];
     BOTH(p, moe_route, a, a.x = x->t[b]; a.router = router.w[b];
-         a.correction = c->scoring != MOE_TOPK_SOFTMAX ? correction.w[b] : NULL;
+         a.correction = takes_correction(c->scoring) ? correction.w[b] : NULL;
          a.expert_scale = c->n_group > 1 ? expert_scale.w[b] : NULL; a.ids = ids[b];
          a.weights = weights[b]);
     for (int b = 0; b < 2; b++) {
@@ -174,6 +175,8 @@ TEST(experts_agree)
         {1, 64, 8, 512, 64, MOE_SOFTMAX_TOPK, true, false, false, 1, 1, ACT_SILU, ROUTED},
         {33, 16, 4, 72, 40, MOE_LOGITS, true, false, true, 1, 1, ACT_SILU, ROUTED},
         {300, 48, 6, 72, 40, MOE_LOGITS, false, false, true, 1, 1, ACT_SILU, ROUTED},
+        {33, 16, 2, 72, 40, MOE_MIXER, false, false, true, 1, 1, ACT_SILU, ROUTED},
+        {130, 48, 3, 72, 40, MOE_MIXER, true, false, true, 1, 1, ACT_SILU, ROUTED},
         {37, 16, 1, 128, 96, MOE_SIGMOID, false, false, true, 1, 1, ACT_SILU, ROUTED},
         {5, 5, 2, 50, 33, MOE_SIGMOID, false, false, false, 1, 1, ACT_SILU, ROUTED},
         {9, 16, 4, 72, 40, MOE_SIGMOID, true, false, false, 1, 1, ACT_SILU_CLAMPED, ROUTED},

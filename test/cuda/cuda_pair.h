@@ -47,6 +47,14 @@ struct pair {
 
 static const enum dtype pair_dtypes[] = {DT_F32, DT_BF16, DT_F16};
 
+/* For MOE_MIXER: no logit is farther than this, so rounding does not make weights jump. */
+#define MIXER_SPREAD 2.5f
+
+static inline bool takes_correction(enum moe_scoring scoring)
+{
+    return scoring != MOE_TOPK_SOFTMAX && scoring != MOE_MIXER;
+}
+
 static inline float round_to(float x, enum dtype dtype)
 {
     uint32_t u;

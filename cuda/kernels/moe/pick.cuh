@@ -34,19 +34,14 @@ struct route_params {
     int32_t n_rows, n_experts, k;
     enum moe_scoring scoring;
     bool renormalise;
-    float scale;
+    float scale, spread;
     int32_t n_group, topk_group; // n_group 0: no groups
 };
 
 static inline struct route_params route_params_of(const struct moe_route_args *a)
 {
-    return {a->n_rows,
-            a->n_experts,
-            a->k,
-            a->scoring,
-            a->renormalise,
-            a->scale,
-            a->n_group > 1 ? a->n_group : 0,
+    return {a->n_rows,      a->n_experts, a->k,      a->scoring,
+            a->renormalise, a->scale,     a->spread, a->n_group > 1 ? a->n_group : 0,
             a->topk_group};
 }
 
@@ -173,10 +168,35 @@ struct no_pick {
     }
 };
 
+/* The weight of MOE_MIXER's pick of this lane. `score` has the logits of all experts; those of the
+ * picks are lost. */
+__device__ static float mixed_weight(int mine, float *score, const struct route_params &p)
+{
+    const int lane = threadIdx.x & 31;
+    float weight = 0.0f;
+    for (int j = 0; j < p.k; j++) {
+        const int id = __shfl_sync(0xffffffffu, mine, j);
+        const float best = score[id];
+        float sum = 0.0f;
+        for (int e = lane; e < p.n_experts; e += 32) {
+            const float t = score[e];
+            const bool is_far = (best - t) / fmaxf(fabsf(t), best) > p.spread;
+            sum += t == -INFINITY || is_far ? 0.0f : expf(t - best);
+        }
+        sum = warp_sum(sum);
+        weight = lane == j ? 1.0f / sum : weight;
+        if (lane == 0) {
+            score[id] = -INFINITY;
+        }
+        __syncwarp();
+    }
+    return weight;
+}
+
 /* Returns, in lane j, pick number j of the row whose scores are `in`, with its score instead of its
- * weight. picked(j, id) is called as soon as that pick is known. At most 32 * EACH experts. Lane l
- * has the scores of experts l, l + 32, ... The warp's shared memory holds all of them, and, if
- * there are groups, the values by which they are ranked.
+ * weight (MOE_MIXER: with its weight). picked(j, id) is called as soon as that pick is known. At
+ * most 32 * EACH experts. Lane l has the scores of experts l, l + 32, ... The warp's shared memory
+ * holds all of them, and, if there are groups, the values by which they are ranked.
  */
 template <int EACH, typename F = struct no_pick>
 __device__ __forceinline__ struct pick pick_scores(const float *in, const float *correction,
@@ -246,7 +266,7 @@ __device__ __forceinline__ struct pick pick_scores(const float *in, const float 
         mine.id = lane == j ? id : mine.id;
         picked(j, id);
     }
-    mine.weight = score[mine.id];
+    mine.weight = p.scoring == MOE_MIXER ? mixed_weight(mine.id, score, p) : score[mine.id];
     return mine;
 }
 
@@ -263,7 +283,7 @@ __device__ __forceinline__ float weight_of_pick(const struct pick &mine, const f
     const float total = warp_sum((int)(threadIdx.x & 31) < p.k ? w : 0.0f);
     if (p.scoring == MOE_TOPK_SOFTMAX) {
         w /= total;
-    } else if (p.renormalise) {
+    } else if (p.renormalise && p.scoring != MOE_MIXER) {
         w /= p.scoring == MOE_SIGMOID ? total + 1e-20f : total;
     }
     return w * (expert_scale ? p.scale * expert_scale[mine.id] : p.scale);
