@@ -91,7 +91,7 @@ def test_ranks_divide_adapters(family):
 # Modules of families that PEFT's stored answers do not cover: indexers, gates of attention, delta nets, shared experts.
 WITHIN = [
     ("deepseek-v3.2", ["indexer.wq_b", "indexer.wk", "indexer.weights_proj", "q_b_proj", "shared_experts.up_proj"]),
-    ("hy-4", ["q_b_proj", "kv_a_proj_with_mqa", "o_proj", "indexer.wq_b", "shared_experts.gate_proj"]),
+    ("hy-4", ["q_b_proj", "kv_a_proj_with_mqa", "o_proj", "indexer.wq_b", "self_attn.linear_gate"]),
     ("laguna", ["g_proj", "q_proj", "o_proj", "shared_expert.down_proj"]),
     ("afmoe", ["self_attn.gate_proj", "v_proj"]),
     ("lfm3", ["self_attn.gate_proj", "conv.in_proj"]),
@@ -113,7 +113,7 @@ def merge(c, modules):
             down = rng.standard_normal((rank, shape[1])).astype("<f4") / numpy.float32(shape[1] ** 0.5)
             up = rng.standard_normal((shape[0], rank)).astype("<f4") * w.std()
             dtype, raw = "F32", (w + up @ down).astype("<f4").tobytes()
-            base = "base_model.model." + name.removesuffix(".weight")
+            base = "base_model.model." + name.removesuffix(".weight").replace("linear_gate", "gate_proj")  # the module's name
             tensors += [(f"{base}.lora_{letter}.weight", list(m.shape), "F32", m.tobytes()) for letter, m in (("A", down), ("B", up))]
         weights.append((name, shape, dtype, raw))
     assert found == set(modules)
