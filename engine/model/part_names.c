@@ -65,6 +65,7 @@ static const struct {
     {".hc_head.hc_", ".hc_head.hc_head_"},
 };
 enum { N_RELEASED = sizeof released / sizeof released[0] };
+_Static_assert(N_RELEASED <= 32, "the loader has a bit for each row");
 
 void part_find_released(struct loader *l)
 {
