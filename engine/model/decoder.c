@@ -63,8 +63,7 @@ static enum status narrow(struct flow *f, int32_t layer, struct tensor *in)
         return OK;
     }
     TRY(flow_attend(f));
-    TRY(m->config->hyper.n > 0 ? flow_narrow_streams(f)
-                               : flow_gather(f, &f->x, f->out_x, hidden));
+    TRY(m->config->hyper.n > 0 ? flow_narrow_streams(f) : flow_gather(f, &f->x, f->out_x, hidden));
     if (in) {
         TRY(flow_gather(f, in, m->out_h, hidden));
     }

@@ -51,7 +51,7 @@ struct flow {
     struct key_picks picks; // of the last layer with an indexer
     /* Hyper-connections: the residual is in `streams`, and x is only what a sub-layer reads of it,
      * where that is stored at all. From `narrow` on there are only the out rows. */
-    struct tensor streams, gates;
+    struct tensor gates;               // of the streams
     const struct hyper_weights *hyper; // of the next sub-layer, or of the end
     bool begins;                       // the streams must still be set, to x
 };

@@ -161,7 +161,7 @@ struct model {
     struct tensor inputs, inputs_proj_out, out_input;
     struct tensor streams, out_streams; // [rows, streams, hidden]
     struct tensor branch;
-    struct tensor gates, out_gates; // of hyper-connections
+    struct tensor gates, out_gates;     // of hyper-connections
     struct tensor logits, logits_local; // logits is shared by all models of a rank
     struct logit_bests bests;           // best logits of the last forward pass, for its draws
     /* Hidden states of the last forward pass, for its out rows: [max_hidden, hidden]. The i-th

@@ -206,7 +206,7 @@ TEST(mla_of_any_rows_agrees)
     };
     static const struct seq_spec mixed[] = {{0, 40, false}, {100, 1, false}, {77, 16, false},
                                             {33, 20, true}, {190, 1, false}, {63, 65, false},
-                                            {41, 3, true}, {0, 1, false}},
+                                            {41, 3, true},  {0, 1, false}},
                                  prompt[] = {{130, 200, false}}, whole[] = {{0, 256, false}};
     for (int32_t d = 0; d < COUNT(pair_dtypes); d++) {
         for (int32_t i = 0; i < COUNT(any); i++) {

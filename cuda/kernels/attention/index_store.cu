@@ -112,9 +112,8 @@ extern "C" cudaError_t k_index_store(cudaStream_t stream, const struct index_sto
                                      const float *norm_bias, const struct head_factors *growth,
                                      const struct kv_view *kv, const struct pass_view *pass)
 {
-    const struct store_params p = {a->q.stride, a->k.stride, a->n_heads,
-                                   a->head_dim, a->rope_at,  a->eps,
-                                   *growth};
+    const struct store_params p = {a->q.stride, a->k.stride, a->n_heads, a->head_dim,
+                                   a->rope_at,  a->eps,      *growth};
     const bool changes = rope->n_pairs > 0 || growth->scale;
     const int by_heads = changes ? (a->n_heads + ROPE_WARPS - 1) / ROPE_WARPS : 0;
     const dim3 grid(a->n_rows, 1 + by_heads), block(32 * ROPE_WARPS);

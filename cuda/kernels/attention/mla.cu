@@ -97,9 +97,10 @@ static cudaError_t launch_mla(cudaStream_t stream, const struct attention_params
     const auto kernel = attention_mla_kernel<T, PICKED>;
     const cudaError_t e = // set at every launch, because each rank has its own device
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, MLA_BYTES);
-    return e != cudaSuccess ? e
-                            : launch(kernel, dim3((unsigned)n_sms),
-                                     dim3(MLA_COMPUTERS + MLA_LOADERS), MLA_BYTES, stream, p, lists);
+    return e != cudaSuccess
+               ? e
+               : launch(kernel, dim3((unsigned)n_sms), dim3(MLA_COMPUTERS + MLA_LOADERS), MLA_BYTES,
+                        stream, p, lists);
 }
 
 cudaError_t attention_mla(cudaStream_t stream, const struct attention_launch *a,

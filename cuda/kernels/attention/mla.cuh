@@ -203,7 +203,8 @@ template <typename T> struct mla_computer {
     __device__ __forceinline__ void load_q(const struct attention_unit &u) const
     {
         for (int i = group * 128 + tid; i < MLA_ROWS * PLANES * 8; i += MLA_COMPUTERS) {
-            const int packed = i / (PLANES * 8), rest = i % (PLANES * 8), k = u.first_packed + packed;
+            const int packed = i / (PLANES * 8), rest = i % (PLANES * 8),
+                      k = u.first_packed + packed;
             const bool is_real = packed < u.n_packed;
             const int64_t from = is_real ? (int64_t)(u.item.first_row + k / p.group) * p.q_stride +
                                                (int64_t)(k % p.group) * MLA_DIM_K
@@ -272,9 +273,8 @@ template <typename T> struct mla_computer {
         for (int r = 0; r < 2; r++) {
             const float top = fmaxf(high[row + 8 * r], high[MLA_ROWS + row + 8 * r]);
             const float next = next_reference(reference[r], top, p.scale_log2);
-            factor[r] = next == reference[r]
-                            ? 1.0f
-                            : exp2_fast((reference[r] - next) * p.scale_log2);
+            factor[r] =
+                next == reference[r] ? 1.0f : exp2_fast((reference[r] - next) * p.scale_log2);
             moved = moved || next != reference[r];
             reference[r] = next;
             sum[r] *= factor[r];
@@ -299,9 +299,8 @@ template <typename T> struct mla_computer {
                 const float a = exp2_fast(fmaf(s[4 * j + 2 * r], p.scale_log2, offset));
                 const float b = exp2_fast(fmaf(s[4 * j + 2 * r + 1], p.scale_log2, offset));
                 sum[r] += a + b;
-                *(uint32_t *)(smem + MLA_P +
-                              swizzled(row + 8 * r, group * (HALF_KEYS / 8) + j) + (lane & 3) * 4) =
-                    pack_pair<T>(a, b);
+                *(uint32_t *)(smem + MLA_P + swizzled(row + 8 * r, group * (HALF_KEYS / 8) + j) +
+                              (lane & 3) * 4) = pack_pair<T>(a, b);
             }
         }
     }
@@ -414,12 +413,12 @@ template <typename T> struct mla_computer {
             const int column = group * HALF_V + (lane & 3) * 2;
             if (u.item.split < 0) {
                 const float w = final_weight(top, all, p.sinks, v.head);
-                T *to = (T *)p.out + (int64_t)v.row * p.out_stride +
-                        (int64_t)v.head * MLA_DIM_V + column;
+                T *to = (T *)p.out + (int64_t)v.row * p.out_stride + (int64_t)v.head * MLA_DIM_V +
+                        column;
 #pragma unroll
                 for (int j = 0; j < HALF_V / 8; j++) {
-                    *(uint32_t *)(to + j * 8) = pack_pair<T>(values[4 * j + 2 * r] * w,
-                                                             values[4 * j + 2 * r + 1] * w);
+                    *(uint32_t *)(to + j * 8) =
+                        pack_pair<T>(values[4 * j + 2 * r] * w, values[4 * j + 2 * r + 1] * w);
                 }
                 continue;
             }
