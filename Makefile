@@ -43,6 +43,7 @@ endif
 CFLAGS_cpu_cpu_kernels_neon := -O3
 CFLAGS_cpu_cpu_attention    := -O3
 CFLAGS_cpu_cpu_index        := -O3
+CFLAGS_cpu_cpu_index_gather := -O3
 CFLAGS_cpu_cpu_streams      := -O3
 LDFLAGS += $(filter -fsanitize%,$(OPT)) -rdynamic
 COMMA   := ,

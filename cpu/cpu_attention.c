@@ -330,8 +330,8 @@ static void attend_chunk(const struct attn_job *job, struct attn_tile *t, int32_
 {
     int32_t begin = chunk_begin(t, c);
     if (t->gathers) {
-        index_gather(job->cpu, job->pages, t->row, begin, lesser(begin + ATTN_CHUNK, t->end_key),
-                     t->copies);
+        index_gather(job->cpu, job->pages, t->row, t->kv_head, begin,
+                     lesser(begin + ATTN_CHUNK, t->end_key), t->copies);
         t->first_copy = begin / job->cpu->limits.block_tokens;
         t->is_near = true;
     }
@@ -367,6 +367,13 @@ static int32_t n_row_tiles_of(const struct attn_job *job, const struct pass_seq 
     return (seq->n_rows + job->tile_rows - 1) / job->tile_rows;
 }
 
+/* The number of keys that a row has picked for a KV head; 0: it attends to all. */
+static int32_t picked_by(const struct attn_job *job, int32_t row, int32_t kv_head)
+{
+    const int32_t n_sets = job->picks ? job->a->picks->n_sets : 0;
+    return n_sets > 0 ? job->picks[row * n_sets + kv_head % n_sets] : 0;
+}
+
 /* Finds the sequence, the rows and the heads of an item of the pass. */
 static void make_tile(const struct attn_job *job, int32_t item, struct attn_tile *t)
 {
@@ -388,10 +395,11 @@ static void make_tile(const struct attn_job *job, int32_t item, struct attn_tile
     t->head = t->kv_head * job->group + head;
     t->n_vectors = t->n_rows * t->n_heads;
     t->next = (struct page_ahead){0};
-    t->gathers = job->picks && job->picks[t->row] > 0;
+    const int32_t n_picked = picked_by(job, t->row, t->kv_head);
+    t->gathers = n_picked > 0;
     if (t->gathers) { // to the row, the keys that it has picked are all that there are
         t->own = (struct pass_seq){
-            .lane = seq->lane, .first_row = t->row, .n_rows = 1, .n_past = job->picks[t->row] - 1};
+            .lane = seq->lane, .first_row = t->row, .n_rows = 1, .n_past = n_picked - 1};
         t->seq = &t->own;
     }
     find_keys(job, t);
@@ -500,7 +508,8 @@ static void join_item(void *arg, int32_t item, int32_t thread)
     store_outputs(job, &t);
 }
 
-/* Numbers the parts. All heads of a tile of rows have the same number of chunks. */
+/* Numbers the parts. All heads of a tile of rows have the same number of chunks, unless each KV
+ * head has picks of its own. */
 static void number_parts(struct attn_job *job)
 {
     const int32_t *items = job->cpu->seq_items;
@@ -508,7 +517,8 @@ static void number_parts(struct attn_job *job)
     job->part_first[0] = 0;
     for (int32_t i = 0; i < job->cpu->pass->n_seqs; i++) {
         int32_t chunks = 0, n_row_tiles = n_row_tiles_of(job, &job->cpu->pass->seqs[i]);
-        for (int32_t k = 0; k < n_row_tiles; k++) {
+        const int32_t n_items = job->picks ? items[i + 1] - items[i] : n_row_tiles;
+        for (int32_t k = 0; k < n_items; k++) {
             struct attn_tile t;
             make_tile(job, items[i] + k, &t);
             chunks = greater(n_chunks(&t), chunks);
@@ -574,7 +584,8 @@ enum status cpu_attention(struct backend *be, const struct attention_args *a)
     ASSERT(job.pages->geometry.head_dim_v == a->head_dim_v);
     ASSERT(job.pages->geometry.n_kv_heads == a->n_kv_heads);
     job.picks = a->picks ? a->picks->p.p : NULL;
-    ASSERT(!job.picks || (a->window == 0 && a->chunk == 0 && a->n_kv_heads == 1));
+    ASSERT(!job.picks || (a->window == 0 && a->chunk == 0));
+    ASSERT(!job.picks || a->n_kv_heads == a->picks->n_sets);
     job.group = a->n_heads / a->n_kv_heads;
     job.unit = attn_unit(cpu, job.pages);
     job.words = attn_words(cpu, job.pages);

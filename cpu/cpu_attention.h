@@ -21,8 +21,8 @@ struct attn_job {
     const struct kv_pages *pages;
     const struct matrix_unit *unit;   // computes the layer's chunks; NULL: vector code does
     const struct word_kernels *words; // multiply the layer's V; NULL: it is multiplied in fp32
-    const int32_t *picks; // [n_rows]: how many keys a row has picked; 0: it attends to all that it
-                          // sees; NULL: all rows do
+    const int32_t *picks; // [n_rows, n_sets]: how many keys a row has picked; 0: it attends to all
+                          // that it sees; NULL: all rows do
     int32_t group;        // query heads per KV head
     int32_t tile_heads;   // query heads per item
     int32_t tile_rows;
@@ -113,7 +113,7 @@ static inline const char *attn_page(const struct attn_job *job, const struct att
 {
     if (t->gathers) {
         const int32_t page = key / job->cpu->limits.block_tokens - t->first_copy;
-        return t->copies + (size_t)page * job->pages->block_bytes;
+        return t->copies + (size_t)page * job->pages->head_bytes;
     }
     return cpu_kv_slot(job->cpu, job->pages, t->seq->lane, key).block +
            (size_t)t->kv_head * job->pages->head_bytes;

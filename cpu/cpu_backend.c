@@ -96,7 +96,8 @@ static enum status open_kv(struct backend *be, int32_t set, const struct kv_set_
     for (int32_t i = 0; i < desc->n_layers; i++) {
         const struct kv_pages *p = &cpu->kv_sets[set].layers[i];
         const size_t n_bytes = cpu_attention_scratch(cpu, p, sparse);
-        enum status st = p->geometry.index ? cpu_index_need(cpu) : cpu_need_scratch(cpu, n_bytes);
+        enum status st =
+            p->geometry.index ? cpu_index_need(cpu, &p->geometry) : cpu_need_scratch(cpu, n_bytes);
         if (st != OK) {
             return err_set(err, ERR_NOMEM, "not enough memory for attention's scratch");
         }

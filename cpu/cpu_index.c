@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Sparse attention: stores the keys of indexers, picks the keys that each row attends to, and
- * copies them for attention. The scores of some rows are computed first, in items of one row and
- * some pages, so that a single row occupies all threads, too. Then each row picks. A score depends
- * only on its row and key, so a row's picks do not depend on the batch. */
+/* Sparse attention: stores the keys of indexers, and picks the keys that each row attends to. The
+ * scores of some rows are computed first, in items of one row and some pages, so that a single row
+ * occupies all threads, too. Then each row picks, one by one or, for each head, by blocks. A score
+ * depends only on its row and key, so a row's picks do not depend on the batch. */
 #include "cpu/cpu_index.h"
 #include "engine/base/minmax.h"
 
@@ -24,21 +24,43 @@ static int64_t item_keys(const struct cpu_backend *cpu)
     return round_up((int64_t)pages_of_item(cpu) * cpu->limits.block_tokens, PANEL);
 }
 
-enum status cpu_index_need(struct cpu_backend *cpu)
+static int32_t sets_of(int32_t block, int32_t n_heads)
+{
+    return block > 0 ? n_heads : 1;
+}
+
+/* Words of a set's bits: one bit for each slot, or for each block. */
+static int32_t words_of(const struct cpu_backend *cpu, int32_t block)
+{
+    const struct backend_limits *l = &cpu->limits;
+    const int64_t slots = (int64_t)l->max_blocks_per_lane * l->block_tokens;
+    const int64_t n_bits = block > 0 ? (slots + block - 1) / block : slots;
+    return (int32_t)(round_up(n_bits, 64) / 64);
+}
+
+/* Larger memory replaces what another layer needed. */
+enum status cpu_index_need(struct cpu_backend *cpu, const struct kv_layer *layer)
 {
     struct index_room *room = &cpu->index;
     const struct backend_limits *l = &cpu->limits;
-    if (room->bits) {
+    const int32_t n_sets = sets_of(layer->pick_block, layer->n_heads);
+    const int64_t words = (int64_t)n_sets * words_of(cpu, layer->pick_block);
+    if (words <= room->most_words && n_sets <= room->most_sets) {
         return OK;
     }
-    const int64_t slots = (int64_t)l->max_blocks_per_lane * l->block_tokens;
-    room->n_words = (int32_t)(round_up(slots, 64) / 64);
-    room->stride = round_up(slots, PANEL);
+    room->most_words = greater(words, room->most_words);
+    room->most_sets = greater(n_sets, room->most_sets);
+    room->stride = round_up((int64_t)l->max_blocks_per_lane * l->block_tokens, PANEL);
     const int64_t most = SCORE_BYTES / (int64_t)sizeof(float) / room->stride;
-    room->n_rows = (int32_t)lesser(greater(most, 1), l->max_rows);
-    room->n_picked = cpu_memory(cpu, (size_t)l->max_rows * sizeof(int32_t));
-    room->bits = cpu_memory(cpu, (size_t)l->max_rows * (size_t)room->n_words * sizeof(uint64_t));
-    room->scores = cpu_memory(cpu, (size_t)room->n_rows * (size_t)room->stride * sizeof(float));
+    room->n_scores = lesser(most, (int64_t)l->max_rows * room->most_sets);
+    room->n_scores = greater(room->n_scores, room->most_sets);
+    cpu_memory_free(cpu, room->n_picked);
+    cpu_memory_free(cpu, room->bits);
+    cpu_memory_free(cpu, room->scores);
+    const size_t rows = (size_t)l->max_rows;
+    room->n_picked = cpu_memory(cpu, rows * (size_t)room->most_sets * sizeof(int32_t));
+    room->bits = cpu_memory(cpu, rows * (size_t)room->most_words * sizeof(uint64_t));
+    room->scores = cpu_memory(cpu, (size_t)room->n_scores * (size_t)room->stride * sizeof(float));
     if (!room->n_picked || !room->bits || !room->scores) {
         return ERR_NOMEM;
     }
@@ -62,15 +84,18 @@ static void store_item(void *arg, int32_t row, int32_t thread)
     const struct pass_row *p = &job->cpu->pass->rows[row];
     float *k = tensor_row(&a->k, row), *q = tensor_row(&a->q, row);
     (void)thread;
-    job->cpu->kernels->norm(NORM_LAYER, k, a->norm ? a->norm->vector : NULL, 0.0f,
+    job->cpu->kernels->norm(a->norm_kind, k, a->norm ? a->norm->vector : NULL, a->norm_offset,
                             a->norm_bias ? a->norm_bias->vector : NULL, a->eps, a->head_dim, k);
     cpu_rotate(job->cpu, a->rope, p->pos, k + a->rope_at);
     cpu_kv_store_key(job->cpu, job->pages, cpu_kv_slot(job->cpu, job->pages, p->lane, p->slot_pos),
                      k);
-    for (int32_t h = 0; h < a->n_heads; h++) {
-        float *head = q + (int64_t)h * a->head_dim;
-        cpu_rotate(job->cpu, a->rope, p->pos, head + a->rope_at);
-        cpu_grow(head, a->head_dim, cpu_head_growth(&a->growth, h, p->pos));
+    for (int32_t h = 0; h < a->n_heads; h++, q += a->head_dim) {
+        if (a->q_norm) {
+            job->cpu->kernels->norm(a->norm_kind, q, a->q_norm->vector, a->norm_offset, NULL,
+                                    a->eps, a->head_dim, q);
+        }
+        cpu_rotate(job->cpu, a->rope, p->pos, q + a->rope_at);
+        cpu_grow(q, a->head_dim, cpu_head_growth(&a->growth, h, p->pos));
     }
 }
 
@@ -86,38 +111,21 @@ enum status cpu_index_store(struct backend *be, const struct index_store_args *a
 
 /* ---- which keys a row sees ---------------------------------------------------------------- */
 
-static const struct pass_seq *seq_of(const struct cpu_backend *cpu, int32_t row)
-{
-    return &cpu->pass->seqs[cpu->row_seq[row]];
-}
-
-/* The slots [0, end) contain all keys that the row sees. Only in a tree it does not see all. */
-static int32_t end_of(const struct cpu_backend *cpu, int32_t row)
-{
-    const struct pass_seq *seq = seq_of(cpu, row);
-    return seq->n_past + (seq->tree ? seq->n_rows : row - seq->first_row + 1);
-}
-
-static bool sees(const struct cpu_backend *cpu, int32_t row, int32_t slot)
-{
-    const struct pass_seq *seq = seq_of(cpu, row);
-    const int32_t node = slot - seq->n_past;
-    if (!seq->tree || node < 0) {
-        return true;
-    }
-    const uint64_t *mask = cpu->pass->tree_mask + (int64_t)row * TREE_MASK_WORDS;
-    return (mask[node / 64] >> (node % 64) & 1) != 0;
-}
-
 static int32_t n_seen(const struct cpu_backend *cpu, int32_t row)
 {
-    const struct pass_seq *seq = seq_of(cpu, row);
-    const int32_t end = end_of(cpu, row);
+    const struct pass_seq *seq = index_seq(cpu, row);
+    const int32_t end = index_end(cpu, row);
     int32_t n = seq->tree ? seq->n_past : end;
     for (int32_t slot = n; slot < end; slot++) {
-        n += sees(cpu, row, slot);
+        n += index_sees(cpu, row, slot);
     }
     return n;
+}
+
+/* True if the row sees more keys than it may pick. */
+static bool must_pick(const struct cpu_backend *cpu, const struct index_pick_args *a, int32_t row)
+{
+    return n_seen(cpu, row) > index_most_keys(a->top_k, a->block);
 }
 
 /* ---- scores ------------------------------------------------------------------------------- */
@@ -129,9 +137,10 @@ struct pick_job {
     int32_t first_row, n_rows; // the rows that pick now
 };
 
-static float *scores_of(const struct pick_job *job, int32_t row)
+static float *scores_of(const struct pick_job *job, int32_t row, int32_t set)
 {
-    return job->cpu->index.scores + (row - job->first_row) * job->cpu->index.stride;
+    const struct index_room *room = &job->cpu->index;
+    return room->scores + ((row - job->first_row) * (int64_t)room->n_sets + set) * room->stride;
 }
 
 /* Adds the scores of one head, in the order of heads. NaN stays NaN. */
@@ -163,22 +172,29 @@ static void score_item(void *arg, int32_t item, int32_t thread)
     const char *pages[SCORE_KEYS];
     const int32_t row = job->first_row + item % job->n_rows;
     const int32_t keys = pages_of_item(cpu) * cpu->limits.block_tokens;
-    const int32_t begin = item / job->n_rows * keys, end = lesser(begin + keys, end_of(cpu, row));
-    if (begin >= end || n_seen(cpu, row) <= a->top_k) {
+    const int32_t begin = item / job->n_rows * keys,
+                  end = lesser(begin + keys, index_end(cpu, row));
+    if (begin >= end || !must_pick(cpu, a, row)) {
         return;
     }
     struct page_run run = {.plane = &job->pages->k, .pages = pages};
-    run.n_pages = find_pages(job, seq_of(cpu, row)->lane, begin, end, pages);
+    run.n_pages = find_pages(job, index_seq(cpu, row)->lane, begin, end, pages);
     const int64_t stride = item_keys(cpu);
-    const float *q = tensor_row(&a->q, row), *weights = tensor_row(&a->weights, row);
-    float *s = (float *)cpu->scratch[thread].p, *to = scores_of(job, row) + begin;
-    memset(to, 0, (size_t)(end - begin) * sizeof *to);
+    const float *q = tensor_row(&a->q, row);
+    const float *weights = a->block > 0 ? NULL : tensor_row(&a->weights, row);
+    float *s = (float *)cpu->scratch[thread].p, *to = scores_of(job, row, 0) + begin;
+    const size_t n_bytes = (size_t)(end - begin) * sizeof *to;
+    memset(to, 0, n_bytes);
     for (int32_t h = 0; h < a->n_heads; h += SCORE_HEADS) {
         const int32_t n = lesser(SCORE_HEADS, a->n_heads - h);
         cpu->kernels->scores(q + (int64_t)h * a->head_dim, a->head_dim, n, &run, a->head_dim, s,
                              stride);
         for (int32_t i = 0; i < n; i++) {
-            add_head(to, s + i * stride, weights[h + i], end - begin);
+            if (weights) {
+                add_head(to, s + i * stride, weights[h + i], end - begin);
+            } else {
+                memcpy(scores_of(job, row, h + i) + begin, s + i * stride, n_bytes);
+            }
         }
     }
 }
@@ -219,42 +235,78 @@ static uint32_t find_rank(const uint32_t *ranks, int32_t n, int32_t *k)
     return found;
 }
 
-/* Of equal scores the first slots win. They are those of the earlier positions, since the slots of
- * a tree's path are in the order of its positions. */
-static void pick_best(const struct pick_job *job, int32_t row, uint32_t *ranks, uint64_t *bits)
+/* Sets the bits of the top_k highest of n ranks. Of equal ones the first win. */
+static void pick_best(const uint32_t *ranks, int32_t n, int32_t top_k, uint64_t *bits)
 {
-    const int32_t n = end_of(job->cpu, row);
-    const float *scores = scores_of(job, row);
-    for (int32_t i = 0; i < n; i++) {
-        ranks[i] = sees(job->cpu, row, i) ? rank_of(scores[i]) : 0;
-    }
-    int32_t left = job->a->top_k;
+    int32_t left = top_k;
     const uint32_t last = find_rank(ranks, n, &left);
+    memset(bits, 0, (size_t)(n + 63) / 64 * sizeof *bits);
     for (int32_t i = 0; i < n; i++) {
         const bool picked = ranks[i] > last || (ranks[i] == last && left-- > 0);
         bits[i / 64] |= (uint64_t)picked << (i % 64);
     }
 }
 
+/* Single keys. The first slots are those of the earlier positions, since the slots of a tree's path
+ * are in the order of its positions. Returns the number of picks. */
+static int32_t pick_keys(const struct pick_job *job, int32_t row, uint32_t *ranks, uint64_t *bits)
+{
+    const int32_t n = index_end(job->cpu, row);
+    const float *scores = scores_of(job, row, 0);
+    for (int32_t i = 0; i < n; i++) {
+        ranks[i] = index_sees(job->cpu, row, i) ? rank_of(scores[i]) : 0;
+    }
+    pick_best(ranks, n, job->a->top_k, bits);
+    return job->a->top_k;
+}
+
+/* Blocks, whose ranks are the highest of their keys. Returns the number of keys in those picked;
+ * only the last block may have fewer than others. */
+static int32_t pick_blocks(const struct pick_job *job, int32_t row, int32_t set, uint32_t *ranks,
+                           uint64_t *bits)
+{
+    const struct index_pick_args *a = job->a;
+    const float *scores = scores_of(job, row, set);
+    const int32_t end = index_end(job->cpu, row);
+    int32_t pos = 0;
+    for (int32_t slot = 0; slot < end; slot++) {
+        if (!index_sees(job->cpu, row, slot)) {
+            continue;
+        }
+        const uint32_t rank = rank_of(scores[slot]),
+                       before = pos % a->block ? ranks[pos / a->block] : 0;
+        ranks[pos++ / a->block] = greater(rank, before);
+    }
+    const int32_t n = (pos - 1) / a->block + 1;
+    for (int32_t i = greater(n - a->n_local, 0); i < n; i++) {
+        ranks[i] = greater(ranks[i], rank_of(INFINITY));
+    }
+    pick_best(ranks, n, a->top_k, bits);
+    const bool has_last = (bits[(n - 1) / 64] >> ((n - 1) % 64) & 1) != 0;
+    return a->top_k * a->block - (has_last ? n * a->block - pos : 0);
+}
+
 static void pick_item(void *arg, int32_t item, int32_t thread)
 {
     const struct pick_job *job = arg;
     struct cpu_backend *cpu = job->cpu;
-    const int32_t row = job->first_row + item;
-    uint64_t *bits = cpu->index.bits + (int64_t)row * cpu->index.n_words;
-    const bool picks = n_seen(cpu, row) > job->a->top_k;
-    cpu->index.n_picked[row] = picks ? job->a->top_k : 0;
-    if (picks) {
-        memset(bits, 0, (size_t)(end_of(cpu, row) + 63) / 64 * sizeof *bits);
-        pick_best(job, row, (uint32_t *)(void *)cpu->scratch[thread].p, bits);
+    struct index_room *room = &cpu->index;
+    const int32_t set = item % room->n_sets, row = job->first_row + item / room->n_sets;
+    const int64_t at = (int64_t)row * room->n_sets + set;
+    uint64_t *bits = room->bits + at * room->n_words;
+    uint32_t *ranks = (uint32_t *)(void *)cpu->scratch[thread].p;
+    room->n_picked[at] = 0;
+    if (must_pick(cpu, job->a, row)) {
+        room->n_picked[at] = job->a->block > 0 ? pick_blocks(job, row, set, ranks, bits)
+                                               : pick_keys(job, row, ranks, bits);
     }
 }
 
-/* Without a row that sees more than top_k keys there is nothing to pick. */
+/* If all rows see fewer keys there is nothing to pick. */
 static bool any_picks(const struct cpu_backend *cpu, const struct index_pick_args *a)
 {
     for (int32_t row = 0; row < a->n_rows; row++) {
-        if (n_seen(cpu, row) > a->top_k) {
+        if (must_pick(cpu, a, row)) {
             return true;
         }
     }
@@ -267,7 +319,13 @@ enum status cpu_index_pick(struct backend *be, const struct index_pick_args *a)
     struct pick_job job = {.cpu = cpu, .a = a, .pages = cpu_kv_layer(cpu, a->layer)};
     ASSERT(cpu->pass && a->n_rows <= cpu->pass->n_rows && a->top_k > 0);
     ASSERT(job.pages->geometry.index && job.pages->geometry.head_dim_k == a->head_dim);
-    *a->picks = (struct key_picks){.top_k = a->top_k};
+    struct index_room *room = &cpu->index;
+    room->block = a->block;
+    room->n_sets = sets_of(a->block, a->n_heads);
+    room->n_words = words_of(cpu, a->block);
+    ASSERT(room->n_sets <= room->most_sets);
+    ASSERT((int64_t)room->n_sets * room->n_words <= room->most_words);
+    *a->picks = (struct key_picks){.top_k = a->top_k, .block = a->block, .n_sets = room->n_sets};
     if (!any_picks(cpu, a)) {
         return OK;
     }
@@ -275,103 +333,13 @@ enum status cpu_index_pick(struct backend *be, const struct index_pick_args *a)
     for (int32_t row = 0; row < a->n_rows; row += job.n_rows) {
         int32_t end = 0;
         job.first_row = row;
-        job.n_rows = lesser(cpu->index.n_rows, a->n_rows - row);
+        job.n_rows = (int32_t)lesser(room->n_scores / room->n_sets, (int64_t)a->n_rows - row);
         for (int32_t i = 0; i < job.n_rows; i++) {
-            end = greater(end, end_of(cpu, row + i));
+            end = greater(end, index_end(cpu, row + i));
         }
         pool_run(cpu->pool, (end + keys - 1) / keys * job.n_rows, score_item, &job);
-        pool_run(cpu->pool, job.n_rows, pick_item, &job);
+        pool_run(cpu->pool, job.n_rows * room->n_sets, pick_item, &job);
     }
-    a->picks->p.p = cpu->index.n_picked;
+    a->picks->p.p = room->n_picked;
     return OK;
-}
-
-/* ---- copies of picked keys ---------------------------------------------------------------- */
-
-/* Stores the slots of a row's picks, numbers [first, end) of them. */
-static void find_slots(const struct cpu_backend *cpu, int32_t row, int32_t first, int32_t end,
-                       int32_t *slots)
-{
-    const uint64_t *bits = cpu->index.bits + (int64_t)row * cpu->index.n_words;
-    for (int32_t word = 0, n = 0; n < end; word++) {
-        const int32_t of_word = __builtin_popcountll(bits[word]);
-        if (n + of_word <= first) {
-            n += of_word;
-            continue;
-        }
-        for (uint64_t left = bits[word]; left && n < end; left &= left - 1, n++) {
-            if (n >= first) {
-                slots[n - first] = word * 64 + __builtin_ctzll(left);
-            }
-        }
-    }
-}
-
-/* A token's key in a plane of K: a column of units, each an element or a pair of codes. */
-struct column {
-    int32_t n_units, unit; // unit: bytes of one
-    int64_t stride;
-};
-
-static struct column column_of(const struct kv_plane *p)
-{
-    const bool pairs = p->format != KV_PLAIN && p->format != KV_FP8;
-    struct column c = {.n_units = pairs ? (p->width + 1) / 2 : p->width, .unit = 1};
-    if (p->format == KV_PLAIN) {
-        c.unit = (int32_t)dtype_bytes(p->dtype);
-    } else if (pairs && p->format != KV_INT4) {
-        c.unit = 2;
-    }
-    c.stride = (int64_t)c.unit * p->tokens;
-    return c;
-}
-
-/* Copies m columns of a page together, because they share its cache lines. */
-static void copy_columns(struct column c, const char *const *from, char *const *to, int32_t m)
-{
-    for (int64_t i = 0, at = 0; i < c.n_units; i++, at += c.stride) {
-        for (int32_t j = 0; j < m; j++) {
-            switch (c.unit) {
-            case 1: to[j][at] = from[j][at]; break;
-            case 2: memcpy(to[j] + at, from[j] + at, 2); break;
-            default: memcpy(to[j] + at, from[j] + at, 4); break;
-            }
-        }
-    }
-}
-
-size_t index_gather_bytes(const struct cpu_backend *cpu, const struct kv_pages *pages)
-{
-    return (size_t)(ATTN_CHUNK / cpu->limits.block_tokens + 2) * pages->block_bytes;
-}
-
-/* The tokens beside [first, end) in the first and the last page become zeros, since kernels may
- * multiply them by 0. */
-void index_gather(const struct cpu_backend *cpu, const struct kv_pages *pages, int32_t row,
-                  int32_t first, int32_t end, char *to)
-{
-    const struct kv_plane *p = &pages->k;
-    const int32_t tokens = cpu->limits.block_tokens, lane = seq_of(cpu, row)->lane;
-    const int32_t first_page = first / tokens, n_pages = (end - 1) / tokens - first_page + 1;
-    const struct column c = column_of(p);
-    int32_t slots[ATTN_CHUNK];
-    const char *from[ATTN_CHUNK];
-    char *copies[ATTN_CHUNK];
-    ASSERT(first < end && end - first <= ATTN_CHUNK);
-    find_slots(cpu, row, first, end, slots);
-    memset(to, 0, pages->block_bytes);
-    memset(to + (size_t)(n_pages - 1) * pages->block_bytes, 0, pages->block_bytes);
-    for (int32_t i = 0, m; i < end - first; i += m) {
-        const char *page = cpu_kv_slot(cpu, pages, lane, slots[i]).block;
-        for (m = 0; i + m < end - first && slots[i + m] / tokens == slots[i] / tokens; m++) {
-            const int32_t token = slots[i + m] % tokens, number = first + i + m;
-            char *copy = to + (size_t)(number / tokens - first_page) * pages->block_bytes;
-            from[m] = page + p->at + (int64_t)token * c.unit;
-            copies[m] = copy + p->at + (int64_t)(number % tokens) * c.unit;
-            if (p->has_scales) {
-                kv_scale_put(p, copy, number % tokens, kv_scale_get(p, page, token));
-            }
-        }
-        copy_columns(c, from, copies, m);
-    }
 }

@@ -162,11 +162,15 @@ struct scratch {
 
 /* Memory of sparse attention (cpu_index.c). */
 struct index_room {
-    int32_t *n_picked; // [max_rows]: key_picks.p; 0: the row attends to all keys that it sees
-    uint64_t *bits;    // [max_rows, n_words]: the slots of its lane that each other row has picked
-    float *scores;     // [n_rows, stride]: of some rows' keys, by slot
-    int64_t stride;
-    int32_t n_words, n_rows;
+    /* [max_rows, n_sets]: key_picks.p, the number of keys; 0: the row attends to all that it
+     * sees. */
+    int32_t *n_picked;
+    uint64_t *bits; // [max_rows, n_sets, n_words]: the slots or blocks that others have picked
+    float *scores;  // [n_scores, stride]: of some rows' keys, by slot, in each set
+    int64_t stride, n_scores;
+    /* The largest layout that fits, and that of the last index_pick. */
+    int64_t most_words;
+    int32_t most_sets, n_sets, n_words, block;
 };
 
 struct memory {

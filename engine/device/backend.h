@@ -76,7 +76,8 @@ struct weight; // defined by the backend
 struct kv_layer {
     int32_t n_heads, n_kv_heads, head_dim_k, head_dim_v;
     bool v_in_k;
-    bool index; // no layer of attention, but the keys that index_pick compares with; v_in_k
+    bool index;         // no layer of attention, but the keys that index_pick compares with; v_in_k
+    int32_t pick_block; // of an index: index_pick_args.block
     float k_scale, v_scale; // KV_FP8: the layer's scales of all K and V; 0: one scale per token and
                             // head
 };

@@ -39,6 +39,8 @@ struct logit_bests {
 struct key_picks {
     struct dmem p; // NULL: every row attends to all keys that it sees
     int32_t top_k;
+    int32_t block;  // 0: keys are picked one by one; otherwise blocks of so many
+    int32_t n_sets; // of a row's picks: one for all heads, or one for each KV head
 };
 
 /* ---- the ops' args */
@@ -215,32 +217,46 @@ struct mla_store_args {
     struct head_growth head_growth;
 };
 
-/* The keys that index_pick compares with: k = norm(k) with a bias, rotated, is stored as the single
- * key head of `layer`, which has no attention of its own (kv_layer.index). q is rotated and scaled
- * in place. Only 2 * n_pairs elements of each head are rotated, from rope_at on. */
+/* The keys that index_pick compares with: k = norm(k), rotated, is stored as the single key head of
+ * `layer`, which has no attention of its own (kv_layer.index). q is rotated and scaled in place,
+ * after a norm of each head if q_norm is given. Only 2 * n_pairs elements of each head are rotated,
+ * from rope_at on. */
 struct index_store_args {
     struct tensor q;               // [n_rows, n_heads, head_dim]
     struct tensor k;               // [n_rows, head_dim]; need not be preserved
     const struct rope_table *rope; // NULL: no rotation
     int32_t n_rows, layer, n_heads, head_dim, rope_at;
-    const struct weight *norm, *norm_bias; // VECTOR [head_dim]: of a LayerNorm
-    float eps;
+    const struct weight *norm, *norm_bias, *q_norm; // VECTOR [head_dim]; NULL: none
+    enum norm_kind norm_kind;                       // of both norms
+    float eps, norm_offset;                         // as in norm_args
     struct head_growth growth;
 };
 
-/* Limits of every backend: picks per row, and elements of an index key. */
+/* Limits of every backend: picks per row, of all sets together, and elements of an index key. */
 enum { MAX_INDEX_PICKS = 2048, MAX_INDEX_DIM = 256 };
 
 /* Picks for each row the top_k keys with the highest scores among those that it sees (struct
  * pass_seq), or all if there are no more; of equal scores the earlier positions win. The score of a
  * key, in fp32: the sum over heads h, in ascending order, of weights[h] * max(q[h] . key, 0). A
- * row's picks do not depend on the other rows. */
+ * row's picks do not depend on the other rows.
+ *
+ * With block > 0 there are no weights, and each head picks for itself: the keys that a row sees
+ * form blocks of `block` positions, from position 0 on, and the score of a block is the highest
+ * q[h] . key of those in it. The n_local last blocks, of which one has the row's own key, are
+ * picked before all others. Attention has as many KV heads as there are heads here. */
 struct index_pick_args {
     struct tensor q;       // [n_rows, n_heads, head_dim], as index_store left it
-    struct tensor weights; // [n_rows, n_heads], act dtype
+    struct tensor weights; // [n_rows, n_heads], act dtype; only with block 0
     int32_t n_rows, layer, n_heads, head_dim, top_k;
+    int32_t block, n_local;  // n_local: at most top_k
     struct key_picks *picks; // filled
 };
+
+/* The keys of a row's picks, at most. */
+static inline int64_t index_most_keys(int32_t top_k, int32_t block)
+{
+    return (int64_t)top_k * (block > 0 ? block : 1);
+}
 
 /* One op for prefill, decoding and trees; struct pass_seq defines which keys a row sees. K and V
  * are always read from pages, even those of the pass's own rows. q: [n_rows, n_heads, head_dim_k]
@@ -252,8 +268,10 @@ struct attention_args {
     int32_t window; // key j is visible to position i iff i - window < j; 0: no window
     int32_t chunk;  // only keys from i / chunk * chunk on are visible; 0: no chunks
     float softcap;  // 0: none; otherwise scores become cap * tanh(score / cap) before masking
-    const struct weight *sinks;    // VECTOR [n_heads]: added to the denominator only; NULL: none
-    const struct key_picks *picks; // only these keys are visible (MLA only); NULL: all
+    const struct weight *sinks; // VECTOR [n_heads]: added to the denominator only; NULL: none
+    /* Only these keys are visible; NULL: all. With picks there are no windows, chunks, caps or
+     * sinks. */
+    const struct key_picks *picks;
 };
 
 /* The kinds before ACT_XIELU are also those of experts. */

@@ -135,6 +135,7 @@ static enum status run_indexer(struct flow *f, int32_t layer, struct tensor in)
                                      .rope_at = c->rope_at,
                                      .norm = w->index_k_norm,
                                      .norm_bias = w->index_k_norm_bias,
+                                     .norm_kind = NORM_LAYER,
                                      .eps = c->norm_eps,
                                      .growth = w->index_growth};
     struct index_pick_args pick = {.q = q,

@@ -22,9 +22,11 @@ struct geometry {
     int32_t chunk; // keys per chunk of chunked attention; 0: none
 };
 
-/* A layer's indexer; top_k 0: it has none. */
+/* A layer's indexer; top_k 0: it has none. block > 0: each of its heads picks blocks of keys for a
+ * KV head. */
 struct indexer {
     int32_t heads, dim, top_k;
+    int32_t block, n_local;
 };
 
 /* How K and V are stored, and the layer's own scales if it has any. */
@@ -49,7 +51,7 @@ struct world {
     struct op_rig rig;
     float *k[LANES], *v[LANES]; // [LEN, n_kv_heads, dim], as stored
     /* The indexer's keys, as stored, [LEN, index.dim]; and of the pass its queries and weights, and
-     * what it has picked, [n_rows, LEN + MAX_TREE_NODES]; NULL: it has picked nothing. */
+     * what it has picked, [n_rows, sets, LEN + MAX_TREE_NODES]; NULL: it has picked nothing. */
     float *index_k[LANES], *index_q, *index_weights;
     bool *picked;
     struct weight *sinks;
@@ -117,7 +119,8 @@ static inline void open_sparse_world(struct world *w, const char *backend, const
          .head_dim_k = w->index.dim,
          .head_dim_v = w->index.dim,
          .v_in_k = true,
-         .index = true}};
+         .index = true,
+         .pick_block = w->index.block}};
     const struct kv_set_desc desc = {.n_layers = w->index.top_k > 0 ? 3 : 2,
                                      .layers = layers,
                                      .dtype = g->dtype,
@@ -160,10 +163,27 @@ static inline void close_world(struct world *w)
     op_close(&w->rig);
 }
 
-/* Where the pass keeps whether a row has picked the key in a slot. */
+static inline int32_t n_sets(const struct world *w)
+{
+    return w->index.block > 0 ? w->index.heads : 1;
+}
+
+/* Where the pass keeps whether a row has picked the key in a slot, in one of its sets. */
+static inline bool *picked_in(const struct world *w, int32_t row, int32_t set, int32_t slot)
+{
+    const size_t at = (size_t)(row * n_sets(w) + set);
+    return &w->picked[at * (LEN + MAX_TREE_NODES) + (size_t)slot];
+}
+
 static inline bool *picked_at(const struct world *w, int32_t row, int32_t slot)
 {
-    return &w->picked[(size_t)row * (LEN + MAX_TREE_NODES) + (size_t)slot];
+    return picked_in(w, row, 0, slot);
+}
+
+/* The position of the key in a slot. */
+static inline int32_t pos_of(const struct world *w, const struct pass_seq *s, int32_t slot)
+{
+    return s->tree && slot >= s->n_past ? w->pass.rows[s->first_row + slot - s->n_past].pos : slot;
 }
 
 /* The definition of which keys a row sees: causal, the window, and the path of a tree. */
@@ -208,7 +228,7 @@ static inline void naive_row(const struct world *w, const struct pass_seq *s, in
     }
     for (int32_t key = 0; key < n; key++) {
         p[key] = -INFINITY;
-        if (!sees(w, s, row, key) || (w->picked && !*picked_at(w, row, key))) {
+        if (!sees(w, s, row, key) || (w->picked && !*picked_in(w, row, kv % n_sets(w), key))) {
             continue;
         }
         const float *k = w->k[s->lane] + ((size_t)key * g->n_kv_heads + kv) * g->dim;
@@ -339,11 +359,14 @@ static inline void make_index(struct world *w, bool whole)
 }
 
 /* Whether the backend's picks of a row contain the key in a slot that the row sees. */
-static inline bool has_picked(const struct world *w, int32_t row, int32_t slot)
+static inline bool has_picked(const struct world *w, const struct pass_seq *s, int32_t row,
+                              int32_t set, int32_t slot)
 {
     const struct index_room *room = &cpu_of(w->rig.be)->index;
-    const uint64_t *bits = room->bits + (int64_t)row * room->n_words;
-    return room->n_picked[row] == 0 || (bits[slot / 64] >> (slot % 64) & 1) != 0;
+    const int64_t at = (int64_t)row * n_sets(w) + set;
+    const uint64_t *bits = room->bits + at * room->n_words;
+    const int32_t bit = w->index.block > 0 ? pos_of(w, s, slot) / w->index.block : slot;
+    return room->n_picked[at] == 0 || (bits[bit / 64] >> (bit % 64) & 1) != 0;
 }
 
 /* Picks within a pass, and keeps what has been picked. */
@@ -358,6 +381,8 @@ static inline void run_index(struct world *w, struct key_picks *picks)
         .n_heads = w->index.heads,
         .head_dim = w->index.dim,
         .top_k = w->index.top_k,
+        .block = w->index.block,
+        .n_local = w->index.n_local,
         .picks = picks};
     CHECK_EQ(w->rig.ops->index_pick(w->rig.be, &a), OK);
     free(w->picked);
@@ -365,12 +390,14 @@ static inline void run_index(struct world *w, struct key_picks *picks)
     if (!picks->p.p) {
         return;
     }
-    w->picked = xcalloc((size_t)n * (LEN + MAX_TREE_NODES), sizeof *w->picked);
+    CHECK_EQ(picks->n_sets, n_sets(w));
+    w->picked = xcalloc((size_t)(n * n_sets(w)) * (LEN + MAX_TREE_NODES), sizeof *w->picked);
     for (int32_t i = 0; i < w->pass.pass.n_seqs; i++) {
         const struct pass_seq *s = &w->pass.seqs[i];
         for (int32_t r = s->first_row; r < s->first_row + s->n_rows; r++) {
-            for (int32_t slot = 0; slot < s->n_past + s->n_rows; slot++) {
-                *picked_at(w, r, slot) = sees(w, s, r, slot) && has_picked(w, r, slot);
+            for (int32_t j = 0; j < n_sets(w) * (s->n_past + s->n_rows); j++) {
+                const int32_t set = j % n_sets(w), slot = j / n_sets(w);
+                *picked_in(w, r, set, slot) = sees(w, s, r, slot) && has_picked(w, s, r, set, slot);
             }
         }
     }

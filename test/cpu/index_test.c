@@ -3,17 +3,24 @@
  * attention over the picked keys. */
 #include "test/cpu/attention_world.h"
 
+static double dot_of(const struct world *w, const float *k, int32_t row, int32_t head)
+{
+    const struct indexer *x = &w->index;
+    const float *q = w->index_q + ((size_t)row * (size_t)x->heads + (size_t)head) * (size_t)x->dim;
+    double dot = 0.0;
+    for (int32_t d = 0; d < x->dim; d++) {
+        dot += (double)q[d] * (double)k[d];
+    }
+    return dot;
+}
+
 static double score_of(const struct world *w, const struct pass_seq *s, int32_t row, int32_t slot)
 {
     const struct indexer *x = &w->index;
     const float *k = w->index_k[s->lane] + (size_t)slot * (size_t)x->dim;
     double score = 0.0;
     for (int32_t h = 0; h < x->heads; h++) {
-        const float *q = w->index_q + ((size_t)row * (size_t)x->heads + (size_t)h) * (size_t)x->dim;
-        double dot = 0.0;
-        for (int32_t d = 0; d < x->dim; d++) {
-            dot += (double)q[d] * (double)k[d];
-        }
+        const double dot = dot_of(w, k, row, h);
         score += (double)w->index_weights[row * x->heads + h] * greater(dot, 0.0);
     }
     return score;
@@ -66,6 +73,73 @@ static void check_row(const struct world *w, const struct pass_seq *s, int32_t r
     free(scores);
 }
 
+/* The highest score of each block that a row sees, for one head; returns how many there are. */
+static int32_t score_blocks(const struct world *w, const struct pass_seq *s, int32_t row,
+                            int32_t head, double *scores)
+{
+    const struct indexer *x = &w->index;
+    int32_t n = 0;
+    for (int32_t slot = 0; slot < s->n_past + s->n_rows; slot++) {
+        if (!sees(w, s, row, slot)) {
+            continue;
+        }
+        const int32_t block = pos_of(w, s, slot) / x->block;
+        const float *k = w->index_k[s->lane] + (size_t)slot * (size_t)x->dim;
+        const double dot = dot_of(w, k, row, head);
+        for (; n <= block; n++) {
+            scores[n] = -INFINITY;
+        }
+        scores[block] = greater(scores[block], dot);
+    }
+    for (int32_t b = greater(n - x->n_local, 0); b < n; b++) {
+        scores[b] = INFINITY;
+    }
+    return n;
+}
+
+/* Whether the row has picked block b, of which it sees at least one key. All keys of a block are
+ * picked, or none. */
+static bool picked_block(const struct world *w, const struct pass_seq *s, int32_t row, int32_t head,
+                         int32_t b)
+{
+    int32_t n_picked = 0, n = 0;
+    for (int32_t slot = 0; slot < s->n_past + s->n_rows; slot++) {
+        if (sees(w, s, row, slot) && pos_of(w, s, slot) / w->index.block == b) {
+            n++;
+            n_picked += *picked_in(w, row, head, slot);
+        }
+    }
+    CHECK(n_picked == 0 || n_picked == n);
+    return n_picked > 0;
+}
+
+/* The blocks of one row and head; of equal scores the earlier blocks win. Scores that are not exact
+ * may be wrong about blocks that are as close as the rounding. */
+static void check_blocks(const struct world *w, const struct pass_seq *s, int32_t row, int32_t head,
+                         bool exact)
+{
+    double *scores = xcalloc((size_t)(s->n_past + s->n_rows), sizeof *scores);
+    const int32_t n = score_blocks(w, s, row, head, scores);
+    int32_t n_picked = 0, n_wrong = 0;
+    for (int32_t b = 0; b < n; b++) {
+        const bool picked = picked_block(w, s, row, head, b);
+        const double slack = exact ? 0.0 : (rounds_queries(w) ? 0.2 : 1e-3);
+        int32_t first = 0, last = 0; // the blocks that surely, and perhaps, come before b
+        for (int32_t i = 0; i < n; i++) {
+            first += scores[i] > scores[b] + slack || (!(scores[i] < scores[b]) && exact && i < b);
+            last += scores[i] > scores[b] - slack && i != b;
+        }
+        last = exact ? first : last;
+        n_wrong += picked ? first >= w->index.top_k : last < w->index.top_k;
+        n_picked += picked;
+    }
+    if (n_wrong > 0 || n_picked != lesser(n, w->index.top_k)) {
+        CHECK_FAIL("row %d, head %d: %d of %d blocks are picked, %d of them wrong", row, head,
+                   n_picked, n, n_wrong);
+    }
+    free(scores);
+}
+
 /* Checks every `every`-th row's picks, then attention over them. Returns whether there are any. */
 static bool check_picks(struct world *w, int32_t every, bool whole)
 {
@@ -78,7 +152,12 @@ static bool check_picks(struct world *w, int32_t every, bool whole)
     for (int32_t i = 0; i < w->pass.pass.n_seqs && any; i++) {
         const struct pass_seq *s = &w->pass.seqs[i];
         for (int32_t r = s->first_row; r < s->first_row + s->n_rows; r++) {
-            if (r % every == 0 || s->n_rows < 8) {
+            for (int32_t h = 0; h < w->index.heads && w->index.block > 0; h++) {
+                if (r % every == 0 || s->n_rows < 8) {
+                    check_blocks(w, s, r, h, whole);
+                }
+            }
+            if ((r % every == 0 || s->n_rows < 8) && w->index.block == 0) {
                 check_row(w, s, r, whole);
             }
         }
@@ -121,12 +200,17 @@ static void try_index(const char *backend, const struct layer_case *c,
 /* Columns: heads, KV heads, width, block, window, soft cap, sinks, dtype, width of MLA's values,
  * steep, chunk; the indexer's heads, width, and number of picks. */
 static const struct layer_case cases[] = {
-    {{18, 1, 72, 16, 0, 0.0f, false, DT_BF16, 56, false, 0}, {16, 32, 40}},
-    {{4, 1, 40, 16, 0, 0.0f, false, DT_F32, 20, false, 0}, {64, 128, 7}},
-    {{5, 1, 40, 8, 0, 0.0f, false, DT_BF16, 20, false, 0}, {3, 24, 20}},
-    {{3, 1, 72, 48, 0, 30.0f, false, DT_F16, 56, false, 0}, {33, 40, 100}},
-    {{4, 1, 24, 1, 0, 0.0f, false, DT_F32, 16, false, 0}, {5, 7, 5}},
-    {{2, 1, 20, 5, 0, 0.0f, false, DT_F32, 16, false, 0}, {1, 20, 11}},
+    {{18, 1, 72, 16, 0, 0.0f, false, DT_BF16, 56, false, 0}, {16, 32, 40, 0, 0}},
+    {{4, 1, 40, 16, 0, 0.0f, false, DT_F32, 20, false, 0}, {64, 128, 7, 0, 0}},
+    {{5, 1, 40, 8, 0, 0.0f, false, DT_BF16, 20, false, 0}, {3, 24, 20, 0, 0}},
+    {{3, 1, 72, 48, 0, 30.0f, false, DT_F16, 56, false, 0}, {33, 40, 100, 0, 0}},
+    {{4, 1, 24, 1, 0, 0.0f, false, DT_F32, 16, false, 0}, {5, 7, 5, 0, 0}},
+    {{2, 1, 20, 5, 0, 0.0f, false, DT_F32, 16, false, 0}, {1, 20, 11, 0, 0}},
+    /* Blocks, for each KV head. */
+    {{8, 2, 64, 16, 0, 0.0f, false, DT_BF16, 0, false, 0}, {2, 32, 3, 16, 1}},
+    {{6, 3, 40, 16, 0, 0.0f, false, DT_F32, 0, false, 0}, {3, 24, 4, 7, 0}},
+    {{4, 4, 24, 8, 0, 0.0f, false, DT_F16, 0, false, 0}, {4, 20, 5, 3, 2}},
+    {{18, 1, 72, 16, 0, 0.0f, false, DT_BF16, 0, false, 0}, {1, 40, 2, 24, 1}},
 };
 enum { N_CASES = sizeof cases / sizeof cases[0] };
 
@@ -154,7 +238,7 @@ OP_TEST(of_equal_scores_the_earlier_positions_win)
 {
     for (size_t i = 0; i < N_CASES; i++) {
         struct layer_case c = cases[i];
-        c.index.heads = 1 + (int32_t)i % 3;
+        c.index.heads = c.index.block > 0 ? c.index.heads : 1 + (int32_t)i % 3;
         c.index.dim = lesser(c.index.dim, 24);
         try_index(backend, &c, &plain, true);
     }
@@ -167,9 +251,9 @@ OP_TEST(picks_and_sums_of_a_row_do_not_depend_on_other_rows)
     for (size_t c = 0; c < N_CASES; c++) {
         const struct geometry *g = &cases[c].g;
         const struct indexer *x = &cases[c].index;
-        const int32_t n = 150, k = x->top_k - 1;
-        const size_t width = (size_t)(g->n_heads + 2) * (size_t)g->dim;
-        const size_t out_width = (size_t)g->n_heads * (size_t)g->dim_v;
+        const int32_t n = 150, k = (int32_t)index_most_keys(x->top_k, x->block) - 1;
+        const size_t width = (size_t)(g->n_heads + 2 * g->n_kv_heads) * (size_t)g->dim;
+        const size_t out_width = (size_t)g->n_heads * (size_t)value_dim(g);
         const size_t q = (size_t)x->heads * (size_t)x->dim;
         struct world *w = xcalloc(1, sizeof *w);
         open_sparse_world(w, backend, g, &plain, x);
@@ -223,8 +307,11 @@ OP_TEST(a_key_that_is_no_number_is_picked)
             op_begin(&w->rig, &w->pass);
             run_index(w, &picks);
             op_end(&w->rig);
-            for (int32_t row = x->top_k; row < N && w->picked; row++) {
-                CHECK_EQ(*picked_at(w, row, KEY), row >= KEY);
+            const int32_t first = (int32_t)index_most_keys(x->top_k, x->block);
+            for (int32_t row = first; row < N && w->picked; row++) {
+                for (int32_t set = 0; set < n_sets(w); set++) {
+                    CHECK_EQ(*picked_in(w, row, set, KEY), row >= KEY);
+                }
             }
             free(key);
             close_world(w);
@@ -266,7 +353,7 @@ static void try_store(const char *backend, bool interleaved, bool grows)
 {
     const struct geometry g = {
         .n_heads = 2, .n_kv_heads = 1, .dim = 16, .dim_v = 8, .block_tokens = 16, .dtype = DT_F32};
-    const struct indexer index = {HEADS, DIM, 5};
+    const struct indexer index = {HEADS, DIM, 5, 0, 0};
     struct world *w = xcalloc(1, sizeof *w);
     open_sparse_world(w, backend, &g, &plain, &index);
     float inv[PAIRS] = {1.0f, 0.5f, 0.1f, 0.01f};
@@ -285,6 +372,7 @@ static void try_store(const char *backend, bool interleaved, bool grows)
                                  .head_dim = DIM,
                                  .norm = op_vector(&w->rig, weight, DIM),
                                  .norm_bias = op_vector(&w->rig, bias, DIM),
+                                 .norm_kind = NORM_LAYER,
                                  .eps = 1e-6f};
     if (grows) {
         a.growth =
