@@ -99,7 +99,7 @@ static enum status load_grouped_qkv(struct loader *l, int32_t layer, struct laye
 
 /* Queries, keys and values are stacked into one product, with this rank's heads of each. A file
  * stores them separately or fused. A layer that reads another layer's keys has only queries. Gates
- * with a tensor of their own follow the values. */
+ * with a tensor of their own follow the values, and so do the queries of an indexer. */
 static enum status load_qkv(struct loader *l, int32_t layer, struct layer_weights *w)
 {
     const struct model_config *c = l->c;
@@ -109,7 +109,7 @@ static enum status load_qkv(struct loader *l, int32_t layer, struct layer_weight
     int64_t hd = lc->head_dim, q_all = lc->n_heads * hd, kv_all = lc->n_kv_heads * hd;
     int64_t q_first = share.first_head * hd, q_n = share.n_heads * hd;
     int64_t kv_first = share.first_kv_head * hd, kv_n = share.n_kv_heads * hd;
-    char q[NAME_BYTES], k[NAME_BYTES], v[NAME_BYTES], gate[NAME_BYTES];
+    char q[NAME_BYTES], k[NAME_BYTES], v[NAME_BYTES], gate[NAME_BYTES], index[NAME_BYTES];
     const int64_t n_in = input_width(c);
     struct stack st = {.n = 3,
                        .n_in = n_in,
@@ -145,6 +145,13 @@ static enum status load_qkv(struct loader *l, int32_t layer, struct layer_weight
         st.pieces[st.n++] = (struct piece){gate, lc->n_heads * width, share.first_head * width,
                                            share.n_heads * width};
         st.n_unbiased = 1;
+    }
+    if (lc->index >= 0) {
+        ASSERT(c->attn_gate == ATTN_GATE_NONE && lc->kv_of == layer);
+        part_layer_name(names->index_q, layer, index);
+        st.pieces[st.n++] = indexer_queries(c, &share, index);
+        st.n_unbiased = 1;
+        TRY(load_indexer(l, layer, w));
     }
     if (lc->kv_of != layer) { // some files contain a k and a v that no layer reads
         st.n = 1;
@@ -379,60 +386,6 @@ static enum status load_mla_low(struct loader *l, int32_t layer, struct layer_we
     return part_vector(l, norm, ".weight", c->kv_lora, &w->kv_a_norm);
 }
 
-/* The product of the indexer's queries, if its input is not that of q. */
-static enum status load_index_q(struct loader *l, int32_t layer, struct layer_weights *w)
-{
-    const struct model_config *c = l->c;
-    const struct tensor_names *names = c->names;
-    const int64_t all = (int64_t)c->index.n_heads * c->index.head_dim;
-    const int64_t n_in = names->index_q_norm ? c->hidden : c->q_lora;
-    char name[NAME_BYTES];
-    if (names->index_q_norm) {
-        part_layer_name(names->index_q_norm, layer, name);
-        TRY(part_vector(l, name, ".weight", c->hidden, &w->index_q_norm));
-        TRY(part_vector(l, name, ".bias", c->hidden, &w->index_q_norm_bias));
-    }
-    part_layer_name(names->index_q, layer, name);
-    struct stack q = {
-        .pieces = {{name, all, 0, all}}, .n = 1, .n_in = n_in, .n_cols = n_in, .adapts = true};
-    return part_linear(l, &q, l->options->dtype, &w->index_q);
-}
-
-static bool index_q_is_apart(const struct model_config *c)
-{
-    return c->q_twice || c->names->index_q_norm;
-}
-
-/* The indexer's keys and the weights of its heads. The weights decide which keys are compared at
- * all, so they stay plain, as in released checkpoints. */
-static enum status load_indexer(struct loader *l, int32_t layer, struct layer_weights *w)
-{
-    const struct model_config *c = l->c;
-    const int64_t dim = c->index.head_dim, heads = c->index.n_heads;
-    char k[NAME_BYTES], weights[NAME_BYTES], norm[NAME_BYTES];
-    part_layer_name(c->names->index_k, layer, k);
-    part_layer_name(c->names->index_weights, layer, weights);
-    part_layer_name(c->names->index_k_norm, layer, norm);
-    struct stack keys = {.pieces = {{k, dim, 0, dim}},
-                         .n = 1,
-                         .n_in = c->hidden,
-                         .n_cols = c->hidden,
-                         .adapts = true};
-    struct stack weigh = {.pieces = {{weights, heads, 0, heads}},
-                          .n = 1,
-                          .n_in = c->hidden,
-                          .n_cols = c->hidden,
-                          .stays_plain = true,
-                          .adapts = true};
-    TRY(part_linear(l, &keys, l->options->dtype, &w->index_k));
-    TRY(part_linear(l, &weigh, l->options->dtype, &w->index_weights));
-    if (index_q_is_apart(c)) {
-        TRY(load_index_q(l, layer, w));
-    }
-    TRY(part_vector(l, norm, ".weight", dim, &w->index_k_norm));
-    return part_vector(l, norm, ".bias", dim, &w->index_k_norm_bias);
-}
-
 /* Scales of queries by position, with weights for each head. */
 static enum status load_growth(struct loader *l, int32_t layer, struct layer_weights *w)
 {
@@ -454,19 +407,6 @@ static enum status load_growth(struct loader *l, int32_t layer, struct layer_wei
                  &w->index_growth.scale));
     return of_heads(l, names->index_growth_bias, layer, true, of_index, 0, of_index,
                     &w->index_growth.bias);
-}
-
-/* Some files contain an indexer for layers that have the picks of another. */
-static void pass_over_indexer(struct loader *l, int32_t layer)
-{
-    const struct tensor_names *names = l->c->names;
-    const char *const each[] = {names->index_q, names->index_k, names->index_k_norm,
-                                names->index_weights};
-    char name[NAME_BYTES];
-    for (size_t i = 0; i < sizeof each / sizeof each[0]; i++) {
-        part_layer_name(each[i], layer, name);
-        part_pass_over(l, name);
-    }
 }
 
 /* A tensor with the query of a head, then its gates, then those of the next head. The gates are
@@ -503,7 +443,7 @@ static enum status load_mla_q(struct loader *l, int32_t layer, struct layer_weig
     q.n_cols = q.n_in;
     part_layer_name(c->q_lora ? c->names->q_b : c->names->q, layer, name);
     if (c->attn_gate == ATTN_GATE_WIDE && !c->names->attn_gate) {
-        ASSERT(c->layers[layer].index < 0 || index_q_is_apart(c));
+        ASSERT(c->layers[layer].index < 0 || indexer_q_is_apart(c));
         return load_mla_gated_q(l, layer, name, &q, w);
     }
     q.pieces[0] =
@@ -511,11 +451,10 @@ static enum status load_mla_q(struct loader *l, int32_t layer, struct layer_weig
     if (c->q_lora == 0) {
         add_gates(l, layer, gate, &q);
     }
-    if (c->layers[layer].index >= 0 && !index_q_is_apart(c)) {
-        const int64_t all = (int64_t)c->index.n_heads * c->index.head_dim;
+    if (c->layers[layer].index >= 0 && !indexer_q_is_apart(c)) {
         ASSERT(q.n == 1); // the indexer's queries follow those of the heads
         part_layer_name(c->names->index_q, layer, index);
-        q.pieces[q.n++] = (struct piece){index, all, 0, all};
+        q.pieces[q.n++] = indexer_queries(c, &s, index);
     }
     return part_linear(l, &q, l->options->dtype, &w->qkv);
 }
@@ -528,7 +467,7 @@ static enum status load_mla(struct loader *l, int32_t layer, struct layer_weight
     if (c->layers[layer].index >= 0) {
         TRY(load_indexer(l, layer, w));
     } else if (c->index.top_k > 0) {
-        pass_over_indexer(l, layer);
+        indexer_pass_over(l, layer);
     }
     TRY(load_mla_q(l, layer, w));
     TRY(load_growth(l, layer, w));

@@ -41,7 +41,7 @@ static struct widths widest_of(const struct model *m)
         }
         const int64_t attn = n_heads * (c->kv_lora ? c->v_dim : hd);
         const int64_t gates[] = {0, attn, n_heads}; // by enum attn_gate
-        const int64_t index = (int64_t)c->index.n_heads * c->index.head_dim;
+        const int64_t index = (int64_t)model_index_share(c, &share).n * c->index.head_dim;
         const int64_t of_gates = gates[c->attn_gate];
         const int64_t low = (c->q_twice ? 2 : 1) * (int64_t)c->q_lora + c->kv_lora + c->rope_dim;
         w.qkv = larger(w.qkv, qkv + index + (model_gates_in_low(c) ? 0 : of_gates));
@@ -200,7 +200,7 @@ enum status model_setup(struct model *m, int32_t max_rows, int32_t max_out, stru
 
 /* The values that each layer stores in the cache: those of this rank's heads, or MLA's latent,
  * which all heads share. A layer that reads the keys of another layer stores none. Every rank has
- * all of an indexer, so that all pick the same keys. */
+ * all keys of an indexer. */
 void model_kv_layers(const struct model *m, struct kv_layer *layers)
 {
     const struct model_config *c = m->config;
@@ -219,12 +219,14 @@ void model_kv_layers(const struct model *m, struct kv_layer *layers)
                                   .v_scale = m->layers[i].v_scale};
         }
         if (c->layers[i].index >= 0) {
-            layers[c->layers[i].index] = (struct kv_layer){.n_heads = c->index.n_heads,
-                                                           .n_kv_heads = 1,
-                                                           .head_dim_k = c->index.head_dim,
-                                                           .head_dim_v = c->index.head_dim,
-                                                           .v_in_k = true,
-                                                           .index = true};
+            layers[c->layers[i].index] =
+                (struct kv_layer){.n_heads = model_index_share(c, &share).n,
+                                  .n_kv_heads = 1,
+                                  .head_dim_k = c->index.head_dim,
+                                  .head_dim_v = c->index.head_dim,
+                                  .v_in_k = true,
+                                  .index = true,
+                                  .pick_block = c->index.block};
         }
     }
 }

@@ -149,7 +149,7 @@ static enum status read_activation(const struct json *j, struct model_config *c,
                 {"gelu", ACT_GELU},          {"gelu_pytorch_tanh", ACT_GELU_TANH},
                 {"gelu_new", ACT_GELU_TANH}, {"gelu_fast", ACT_GELU_TANH},
                 {"relu", ACT_RELU},          {"relu2", ACT_RELU2},
-                {"xielu", ACT_XIELU}};
+                {"swigluoai", ACT_GPT_OSS},  {"xielu", ACT_XIELU}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         if (strcmp(rows[i].name, name) == 0) {
             c->act = rows[i].act;
@@ -191,6 +191,9 @@ static enum status read_layer_types(const struct json *j, struct model_config *c
             c->layers[i].state = -1;
         } else if (name && strcmp(name, "indexed_attention") == 0 && c->index.top_k > 0) {
             c->layers[i].window = 0;
+        } else if (name && strcmp(name, "minimax_m3_sparse") == 0 && c->index.block > 0) {
+            c->layers[i].window = 0;
+            c->layers[i].index = 0;
         } else if (name && strcmp(name, "chunked_attention") == 0) {
             TRY(need_int(j, "attention_chunk_size", MAX_POSITIONS, &c->layers[i].chunk, err));
             c->layers[i].window = 0;
@@ -215,7 +218,7 @@ static enum status read_layer_types(const struct json *j, struct model_config *c
 /* Latent attention has no chunks, and picks of an indexer have no windows either. */
 static enum status check_bounds(const struct model_config *c, struct err *err)
 {
-    for (int32_t i = 0; i < c->n_layers && c->kv_lora > 0; i++) {
+    for (int32_t i = 0; i < c->n_layers && (c->kv_lora > 0 || c->index.top_k > 0); i++) {
         const struct layer_config *l = &c->layers[i];
         if (l->chunk > 0 || (l->window > 0 && c->index.top_k > 0)) {
             return err_set(err, ERR_UNSUPPORTED,

@@ -70,15 +70,19 @@ struct hyper_config {
     float eps, magnitude, after_eps;
 };
 
-/* Sparse attention: an indexer picks the keys that the rows of a layer attend to. A layer without
- * an indexer has the picks of the last layer before it that has one. */
+/* Sparse attention: an indexer picks the keys that the rows of a layer attend to. With latent
+ * attention its heads pick together, and a layer without an indexer has the picks of the last layer
+ * before it that has one. With plain attention each head picks blocks of keys for one KV head, and
+ * a layer without an indexer attends to all keys. */
 struct index_config {
     int32_t top_k; // 0: the model has no indexers
     int32_t n_heads, head_dim;
-    int32_t rope_at;  // first rotated element of its heads
-    bool interleaved; // the pairs of its rope, which has the frequencies of rope 0
-    int32_t rope;     // index in model_config.rope
-    float norm_eps;   // of keys, and of the queries' input if it has a norm
+    int32_t block, n_local; // as in index_pick_args
+    int32_t rope_at;        // first rotated element of its heads
+    bool interleaved;       // the pairs of its rope, which has the frequencies of rope 0
+    int32_t rope;           // index in model_config.rope
+    enum norm_kind norm_kind;
+    float norm_eps, norm_offset; // of keys, and of queries or their input if that has a norm
 };
 
 /* Where the norms around a sub-layer f are: f(norm(x)), norm(f(norm(x))), or norm(f(x)). */
@@ -312,13 +316,13 @@ struct tensor_names {
     const char *stream_router, *stream_router_norm, *stream_before, *stream_after, *stream_scale;
     const char *branch_down, *branch_up, *branch_norm;
     const char *q_a, *q_a_norm, *q_b, *kv_a, *kv_a_norm, *kv_b;
-    const char *index_q, *index_k, *index_k_norm, *index_weights;
+    const char *index_q, *index_q_norm, *index_k, *index_k_norm, *index_weights;
     /* Hyper-connections of both sub-layers, and the complete name of those at the end. "fn", "base"
      * and "scale" follow. */
     const char *hyper_attn, *hyper_ffn, *hyper_end;
     /* A LayerNorm of the layer's input, which the indexer's queries are then made from. NULL: they
      * are made from what q is made from. */
-    const char *index_q_norm;
+    const char *index_in_norm;
     /* The modules whose vectors scale the queries of heads by position; complete names, to which no
      * suffix is added. */
     const char *growth_scale, *growth_bias, *index_growth_scale, *index_growth_bias;

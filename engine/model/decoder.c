@@ -161,8 +161,8 @@ static enum status mix(struct flow *f, int32_t layer, struct tensor *in, bool *m
     const struct layer_weights *w = &f->m->layers[layer];
     const bool both = lc->kv >= 0 && lc->state >= 0, stores = flow_stores_only(f, layer);
     // MLA with a low-rank query has one product of its input, other MLA has two, and an indexer has
-    // two more.
-    const bool single = c->kv_lora == 0 || (c->q_lora > 0 && lc->index < 0);
+    // more.
+    const bool single = lc->index < 0 && (c->kv_lora == 0 || c->q_lora > 0);
     const bool twice = c->parallel_residual || w->branch_down; // other readers follow
     const bool once = !twice && single && lc->state < 0;
     struct tensor unused;

@@ -2,6 +2,12 @@
 /* Attention of a layer, from its normed input to the heads' outputs. */
 #include "engine/model/decoder.h"
 
+static struct tensor from_column(struct tensor t, int32_t column)
+{
+    t.mem = dmem_at(t.mem, (size_t)column * dtype_bytes(t.dtype));
+    return t;
+}
+
 /* Multiplies the outputs of the heads, `width` elements each, by the gates, which are in `gates`
  * after the first `at` elements. */
 static enum status gate_heads(struct flow *f, int32_t n_heads, int32_t width, struct tensor gates,
@@ -11,17 +17,88 @@ static enum status gate_heads(struct flow *f, int32_t n_heads, int32_t width, st
     if (m->config->attn_gate == ATTN_GATE_NONE) {
         return OK;
     }
-    struct gate_args a = {.x = m->attn,
-                          .out = m->attn,
-                          .gate = gates,
-                          .n_rows = f->n_rows,
-                          .width = n_heads * width,
-                          .group = width,
-                          .act = m->config->attn_gate_softplus ? GATE_SOFTPLUS : GATE_SIGMOID,
-                          .per_group = m->config->attn_gate == ATTN_GATE_HEADS,
-                          .scale = 1.0f};
-    a.gate.mem = dmem_at(gates.mem, (size_t)at * dtype_bytes(gates.dtype));
+    const struct gate_args a = {.x = m->attn,
+                                .out = m->attn,
+                                .gate = from_column(gates, at),
+                                .n_rows = f->n_rows,
+                                .width = n_heads * width,
+                                .group = width,
+                                .act = m->config->attn_gate_softplus ? GATE_SOFTPLUS : GATE_SIGMOID,
+                                .per_group = m->config->attn_gate == ATTN_GATE_HEADS,
+                                .scale = 1.0f};
     return f->ops->gate(f->be, &a);
+}
+
+/* The product of an indexer's queries if they have their own. Its input is the layer's, normed once
+ * more, or the low-rank query. */
+static enum status index_queries(struct flow *f, int32_t layer, struct tensor in, struct tensor q)
+{
+    struct model *m = f->m;
+    const struct layer_weights *w = &m->layers[layer];
+    if (!w->index_q) {
+        return OK;
+    }
+    if (!w->index_in_norm) {
+        return flow_linear(f, w->index_q, m->low, q, NULL);
+    }
+    const struct norm_args norm = {.x = in,
+                                   .delta = no_tensor,
+                                   .out = m->delta, // it has been added to x
+                                   .weight = w->index_in_norm,
+                                   .bias = w->index_in_norm_bias,
+                                   .n_rows = f->n_rows,
+                                   .width = m->config->hidden,
+                                   .kind = NORM_LAYER,
+                                   .eps = m->config->index.norm_eps};
+    TRY(f->ops->norm(f->be, &norm));
+    return flow_linear(f, w->index_q, m->delta, q, NULL);
+}
+
+/* A layer's indexer stores the keys of its rows, and picks the keys that they attend to, unless the
+ * pass only stores. Its queries are in q, or q has room for them. */
+static enum status run_indexer(struct flow *f, int32_t layer, struct tensor in, struct tensor q)
+{
+    struct model *m = f->m;
+    const struct index_config *c = &m->config->index;
+    const struct layer_weights *w = &m->layers[layer];
+    const struct layer_config *lc = &m->config->layers[layer];
+    const struct layer_share share = model_layer_share(m->config, &m->shard, layer);
+    const int32_t n_heads = model_index_share(m->config, &share).n;
+    TRY(index_queries(f, layer, in, q));
+    struct index_store_args store = {.q = q,
+                                     .k = m->index_k,
+                                     .rope = lc->rope >= 0 ? m->ropes[c->rope] : NULL,
+                                     .n_rows = f->n_rows,
+                                     .layer = lc->index,
+                                     .n_heads = n_heads,
+                                     .head_dim = c->head_dim,
+                                     .rope_at = c->rope_at,
+                                     .norm = w->index_k_norm,
+                                     .norm_bias = w->index_k_norm_bias,
+                                     .q_norm = w->index_q_norm,
+                                     .norm_kind = c->norm_kind,
+                                     .eps = c->norm_eps,
+                                     .norm_offset = c->norm_offset,
+                                     .growth = w->index_growth};
+    struct index_pick_args pick = {.q = q,
+                                   .weights = m->index_weights,
+                                   .n_rows = f->n_rows,
+                                   .layer = store.layer,
+                                   .n_heads = n_heads,
+                                   .head_dim = c->head_dim,
+                                   .top_k = c->top_k,
+                                   .block = c->block,
+                                   .n_local = c->n_local,
+                                   .picks = &f->picks};
+    TRY(flow_linear(f, w->index_k, in, m->index_k, NULL));
+    TRY(f->ops->index_store(f->be, &store));
+    if (flow_stores_only(f, layer)) {
+        return OK;
+    }
+    if (w->index_weights) {
+        TRY(flow_linear(f, w->index_weights, in, m->index_weights, NULL));
+    }
+    return f->ops->index_pick(f->be, &pick);
 }
 
 /* x[T, D] -> qkv[T, (H + 2K) d] -> attn[T, H d] */
@@ -50,9 +127,14 @@ enum status decoder_attention(struct flow *f, int32_t layer, struct tensor in)
                                     .eps = c->norm_eps,
                                     .norm_offset = c->norm_offset,
                                     .growth = lc->growth};
-    bool left = c->attn_gate == ATTN_GATE_NONE && ops_rope_store_adds_sums(f->be, &store);
+    const int32_t width = (n_heads + 2 * n_kv_heads) * lc->head_dim;
+    bool left =
+        c->attn_gate == ATTN_GATE_NONE && lc->index < 0 && ops_rope_store_adds_sums(f->be, &store);
     struct product_sums *sums = left ? &store.sums : NULL;
     TRY(flow_linear(f, w->qkv, in, m->qkv, sums));
+    if (lc->index >= 0) {
+        TRY(run_indexer(f, layer, in, from_column(m->qkv, width)));
+    }
     if (flow_stores_only(f, layer)) {
         return f->ops->rope_store(f->be, &store);
     }
@@ -68,7 +150,8 @@ enum status decoder_attention(struct flow *f, int32_t layer, struct tensor in)
                                .window = lc->window,
                                .chunk = lc->chunk,
                                .softcap = c->attn_softcap,
-                               .sinks = w->sinks};
+                               .sinks = w->sinks,
+                               .picks = lc->index >= 0 ? &f->picks : NULL};
     f->attention_waits = true;
     f->store = store;
     f->attention = a;
@@ -76,83 +159,7 @@ enum status decoder_attention(struct flow *f, int32_t layer, struct tensor in)
         return OK;
     }
     TRY(flow_attend(f));
-    return gate_heads(f, n_heads, lc->head_dim, m->qkv, (n_heads + 2 * n_kv_heads) * lc->head_dim);
-}
-
-static struct tensor from_column(struct tensor t, int32_t column)
-{
-    t.mem = dmem_at(t.mem, (size_t)column * dtype_bytes(t.dtype));
-    return t;
-}
-
-/* The queries of the indexer follow those of the heads and their gates in qkv. If they have a
- * product of their own, its input is the layer's, normed once more, or the low-rank query. */
-static enum status index_queries(struct flow *f, int32_t layer, struct tensor in, struct tensor *q)
-{
-    struct model *m = f->m;
-    const struct model_config *c = m->config;
-    const struct layer_weights *w = &m->layers[layer];
-    const int32_t n_heads = model_layer_share(c, &m->shard, layer).n_heads;
-    const int32_t gates[] = {0, n_heads * c->v_dim, n_heads}; // by enum attn_gate
-    *q = from_column(m->qkv, n_heads * (c->nope_dim + c->rope_dim) +
-                                 (model_gates_in_low(c) ? 0 : gates[c->attn_gate]));
-    if (!w->index_q) {
-        return OK;
-    }
-    if (!w->index_q_norm) {
-        return flow_linear(f, w->index_q, m->low, *q, NULL);
-    }
-    const struct norm_args norm = {.x = in,
-                                   .delta = no_tensor,
-                                   .out = m->delta, // it has been added to x
-                                   .weight = w->index_q_norm,
-                                   .bias = w->index_q_norm_bias,
-                                   .n_rows = f->n_rows,
-                                   .width = c->hidden,
-                                   .kind = NORM_LAYER,
-                                   .eps = c->index.norm_eps};
-    TRY(f->ops->norm(f->be, &norm));
-    return flow_linear(f, w->index_q, m->delta, *q, NULL);
-}
-
-/* A layer's indexer stores the keys of its rows, and picks the keys that they attend to, unless the
- * pass only stores. */
-static enum status run_indexer(struct flow *f, int32_t layer, struct tensor in)
-{
-    struct model *m = f->m;
-    const struct index_config *c = &m->config->index;
-    const struct layer_weights *w = &m->layers[layer];
-    const struct layer_config *lc = &m->config->layers[layer];
-    struct tensor q;
-    TRY(index_queries(f, layer, in, &q));
-    struct index_store_args store = {.q = q,
-                                     .k = m->index_k,
-                                     .rope = lc->rope >= 0 ? m->ropes[c->rope] : NULL,
-                                     .n_rows = f->n_rows,
-                                     .layer = lc->index,
-                                     .n_heads = c->n_heads,
-                                     .head_dim = c->head_dim,
-                                     .rope_at = c->rope_at,
-                                     .norm = w->index_k_norm,
-                                     .norm_bias = w->index_k_norm_bias,
-                                     .norm_kind = NORM_LAYER,
-                                     .eps = c->norm_eps,
-                                     .growth = w->index_growth};
-    struct index_pick_args pick = {.q = q,
-                                   .weights = m->index_weights,
-                                   .n_rows = f->n_rows,
-                                   .layer = store.layer,
-                                   .n_heads = c->n_heads,
-                                   .head_dim = c->head_dim,
-                                   .top_k = c->top_k,
-                                   .picks = &f->picks};
-    TRY(flow_linear(f, w->index_k, in, m->index_k, NULL));
-    TRY(f->ops->index_store(f->be, &store));
-    if (flow_stores_only(f, layer)) {
-        return OK;
-    }
-    TRY(flow_linear(f, w->index_weights, in, m->index_weights, NULL));
-    return f->ops->index_pick(f->be, &pick);
+    return gate_heads(f, n_heads, lc->head_dim, m->qkv, width);
 }
 
 /* Norms the low-rank query. A query that is read in both forms has the normed one before the other;
@@ -194,7 +201,14 @@ static enum status mla_inputs(struct flow *f, int32_t layer, struct tensor in, s
     }
     // [T, H (nope + rope)], then gates or the indexer's queries
     TRY(flow_linear(f, w->qkv, c->q_lora ? m->low : in, m->qkv, NULL));
-    return c->layers[layer].index >= 0 ? run_indexer(f, layer, in) : OK;
+    if (c->layers[layer].index < 0) {
+        return OK;
+    }
+    const int32_t n_heads = model_layer_share(c, &m->shard, layer).n_heads;
+    const int32_t gates[] = {0, n_heads * c->v_dim, n_heads}; // by enum attn_gate
+    const int32_t others = model_gates_in_low(c) ? 0 : gates[c->attn_gate];
+    return run_indexer(f, layer, in,
+                       from_column(m->qkv, n_heads * (c->nope_dim + c->rope_dim) + others));
 }
 
 /* MLA, with the key and value products absorbed into q and into the output. There is one shared key

@@ -64,7 +64,7 @@ static const struct tensor_names mistral_large_names = {
     .growth_scale = "attention.ssmax_scaling.s",
     .growth_bias = "attention.ssmax_scaling.b",
     .index_q = "attention.indexer.wq_b",
-    .index_q_norm = "attention.indexer.q_input_norm",
+    .index_in_norm = "attention.indexer.q_input_norm",
     .index_k = "attention.indexer.wk",
     .index_k_norm = "attention.indexer.k_norm",
     .index_weights = "attention.indexer.weights_proj",
@@ -240,6 +240,7 @@ static enum status read_indexer(const struct json *j, struct model_config *c, st
         return err_set(err, ERR_FORMAT,
                        "config.json: index_head_dim is less than qk_rope_head_dim");
     }
+    c->index.norm_kind = NORM_LAYER;
     c->index.norm_eps = 1e-6f; // does not depend on rms_norm_eps
     c->index.interleaved = json_get_bool(j, "indexer_rope_interleave", false);
     return read_index_layers(j, c, err);

@@ -514,6 +514,17 @@ static enum status load_latent(struct loader *l, int32_t layer, struct layer_wei
     return part_linear(l, &up, l->options->dtype, &w->latent_out);
 }
 
+/* The tensor that corrects the picks; some files have it in the router's module. */
+static void name_correction(const struct loader *l, int32_t layer, char name[NAME_BYTES])
+{
+    char router[NAME_BYTES];
+    part_layer_name(l->c->names->router, layer, router);
+    snprintf(name, NAME_BYTES, "%.220s.e_score_correction_bias", router);
+    if (!part_has(l, name)) {
+        part_layer_name(or_empty(l->c->names->correction), layer, name);
+    }
+}
+
 /* The router stays in fp32, because rounding it would change which experts are picked. */
 static enum status load_moe(struct loader *l, int32_t layer, struct layer_weights *w)
 {
@@ -528,7 +539,7 @@ static enum status load_moe(struct loader *l, int32_t layer, struct layer_weight
                            .bias = c->router_bias,
                            .stays_plain = true};
     TRY(part_linear(l, &router, DT_F32, &w->router));
-    part_layer_name(or_empty(names->correction), layer, name);
+    name_correction(l, layer, name);
     if (c->correction && !(c->correction_may_lack && !part_has(l, name))) {
         TRY(part_vector(l, name, "", c->n_experts, &w->correction));
     }

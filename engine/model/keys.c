@@ -202,6 +202,11 @@ static const struct key config_keys[] = {
     {"kv_source_layers", INTEGERS, 0, INT32_MAX},
     COUNT("index_n_heads", 1),
     COUNT("index_head_dim", 1),
+    COUNT("index_block_size", 1),
+    COUNT("index_topk_blocks", 1),
+    COUNT("index_local_blocks", 0),
+    COUNT("dense_intermediate_size", 1),
+    {"sparse_attention_config", OBJECT, 0, 0},
     {"indexer_types", LIST, 0, 0},
     {"index_topk_pattern", LIST_OR_TEXT, 0, 0},
     COUNT("index_topk_freq", 0),
@@ -311,6 +316,19 @@ static const struct key config_keys[] = {
     SWITCH("decays_are_negative"),
     SWITCH("decays_are_positive"),
     SWITCH("state_heads_are_tiled"),
+};
+
+/* MiniMax M3's older form of sparse attention's keys. */
+static const struct key sparse_keys[] = {
+    {"sparse_attention_freq", INTEGERS, 0, INT32_MAX},
+    COUNT("sparse_num_index_heads", 1),
+    COUNT("sparse_index_dim", 1),
+    COUNT("sparse_block_size", 1),
+    COUNT("sparse_topk_blocks", 1),
+    COUNT("sparse_local_block", 0),
+    COUNT("sparse_init_block", 0),
+    {"sparse_score_type", TEXT, 0, 0},
+    SWITCH("use_sparse_attention"),
 };
 
 static const struct key rope_keys[] = {
@@ -477,6 +495,8 @@ static enum status check_rope(const struct json *rope, const char *name, struct 
 enum status model_keys_check(const struct json *config, struct err *err)
 {
     TRY(CHECK(config, "config.json: ", config_keys, err));
+    TRY(CHECK(json_get(config, "sparse_attention_config"), "config.json: sparse_attention_config.",
+              sparse_keys, err));
     const struct json *newer = json_get(config, "rope_parameters");
     TRY(check_rope(newer, "rope_parameters", err));
     TRY(check_rope(json_get(config, "rope_scaling"), "rope_scaling", err));

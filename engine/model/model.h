@@ -54,9 +54,9 @@ struct layer_weights {
     const struct weight *low, *q_a_norm, *kv_a_norm, *w_uk, *w_uv;
     struct head_growth growth; // of this rank's heads
     // of the layer's indexer. index_q: its queries' own product; NULL: they are the last outputs of
-    // qkv. index_q_norm: a norm of that product's input
-    const struct weight *index_k, *index_k_norm, *index_k_norm_bias, *index_weights;
-    const struct weight *index_q, *index_q_norm, *index_q_norm_bias;
+    // qkv. index_in_norm: a norm of that product's input; index_q_norm: of its queries' heads
+    const struct weight *index_q_norm, *index_k, *index_k_norm, *index_k_norm_bias, *index_weights;
+    const struct weight *index_q, *index_in_norm, *index_in_norm_bias;
     struct head_growth index_growth;
     struct hyper_weights attn_hyper, ffn_hyper;
     struct state_weights state;
@@ -118,6 +118,18 @@ static inline struct layer_share model_layer_share(const struct model_config *c,
         }
     }
     return out;
+}
+
+/* The heads of an indexer that this rank has: all that pick together, but of those that pick for
+ * one KV head each only those of its own KV heads. */
+struct head_range {
+    int32_t first, n;
+};
+static inline struct head_range model_index_share(const struct model_config *c,
+                                                  const struct layer_share *share)
+{
+    return c->index.block > 0 ? (struct head_range){share->first_kv_head, share->n_kv_heads}
+                              : (struct head_range){0, c->index.n_heads};
 }
 
 /* A weight that adapters change. */

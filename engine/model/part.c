@@ -192,20 +192,30 @@ static const struct name_form forms[] = {
 };
 enum { N_FORMS = sizeof forms / sizeof forms[0] };
 
-/* The mixtures tell which names a checkpoint has. */
+/* True if a layer has this module under its inner name only. */
+static bool is_inner(struct loader *l, const char *base, int32_t layer)
+{
+    char name[NAME_BYTES], room[NAME_BYTES];
+    if (!base) {
+        return false;
+    }
+    part_layer_name(base, layer, name);
+    if (part_inner_name(name, room) == name || part_exists(l, name)) {
+        return false;
+    }
+    l->inner_names = true;
+    const bool found = part_exists(l, name);
+    l->inner_names = false;
+    return found;
+}
+
+/* The mixtures and the indexers tell which names a checkpoint has. */
 static bool has_inner_names(struct loader *l)
 {
-    const char *router = l->c->names->router;
+    const struct tensor_names *names = l->c->names;
     bool found = false;
-    for (int32_t i = 0; i < l->c->n_layers && router && !found; i++) {
-        char name[NAME_BYTES];
-        part_layer_name(router, i, name);
-        if (!strstr(name, ".block_sparse_moe.") || part_exists(l, name)) {
-            return false;
-        }
-        l->inner_names = true;
-        found = part_exists(l, name);
-        l->inner_names = false;
+    for (int32_t i = 0; i < l->c->n_layers && !found; i++) {
+        found = is_inner(l, names->router, i) || is_inner(l, names->index_q, i);
     }
     return found;
 }

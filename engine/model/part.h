@@ -160,6 +160,15 @@ enum status load_head(struct loader *l);
 enum status load_hyper(struct loader *l, int32_t layer, struct layer_weights *w);
 enum status load_end_hyper(struct loader *l);
 
+/* indexer.c: the weights of a layer's indexer; the rows of its queries that this rank has; whether
+ * these have a product of their own, since their input is not that of q. Some files contain an
+ * indexer for layers that have the picks of another: indexer_pass_over. */
+enum status load_indexer(struct loader *l, int32_t layer, struct layer_weights *w);
+struct piece indexer_queries(const struct model_config *c, const struct layer_share *share,
+                             const char *name);
+bool indexer_q_is_apart(const struct model_config *c);
+void indexer_pass_over(struct loader *l, int32_t layer);
+
 /* attention.c, recurrent.c, ffn.c and act.c: the parts of a layer. */
 enum status load_attention(struct loader *l, int32_t layer, struct layer_weights *w);
 enum status load_recurrent(struct loader *l, int32_t layer, struct layer_weights *w);

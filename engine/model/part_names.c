@@ -34,6 +34,7 @@ const char *part_inner_name(const char *name, char room[NAME_BYTES])
 {
     static const char *const names[][2] = {
         {".block_sparse_moe.", ".mlp."},
+        {".self_attn.index_", ".self_attn.indexer."},
         {".self_attn.f_", ".self_attn.forget_gate.f_"},
         {".self_attn.A_log", ".self_attn.forget_gate.A_log"},
         {".self_attn.dt_bias", ".self_attn.forget_gate.dt_bias"},

@@ -2,7 +2,7 @@
 """Random configurations of language parts that transformers computes only inside their wrappers: functions of a random.Random."""
 
 from choices import WINDOW, heads, layer_types, qwen_windows, rope
-from choices_experts import glm_moe_dsa, hy_v4
+from choices_experts import glm_moe_dsa, hy_v4, mlp_layer_types, picked
 
 VISION = {"depth": 1, "hidden_size": 16, "num_heads": 1, "intermediate_size": 16, "out_hidden_size": 16}
 AUDIO = {"encoder_layers": 1, "encoder_attention_heads": 1, "encoder_ffn_dim": 16, "d_model": 16, "output_dim": 16}
@@ -16,6 +16,7 @@ HY_VISION = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1
 HY_VISION.update(max_image_size=8, out_hidden_size=16)
 PIXTRAL = {"model_type": "pixtral", "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
 PIXTRAL.update(patch_size=4, image_size=8)
+M3_VISION = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "image_size": 28}
 # By the model type of the language part: that of the wrapper, its class, and its other parts.
 WHOLE = {
     "glm4v_text": ("glm4v", "Glm4vForConditionalGeneration", {"vision_config": VISION}),
@@ -23,6 +24,11 @@ WHOLE = {
     "glm_ocr_text": ("glm_ocr", "GlmOcrForConditionalGeneration", {"vision_config": VISION}),
     "hy_v4_vl_text": ("hy_v4_vl", "HYV4VLForConditionalGeneration", {"vision_config": HY_VISION}),
     "mistral_large4_text": ("mistral_large4", "MistralLarge4ForConditionalGeneration", {"vision_config": PIXTRAL}),
+    "minimax_m3_vl_text": (
+        "minimax_m3_vl",
+        "MiniMaxM3SparseForConditionalGeneration",
+        {"vision_config": M3_VISION, "projector_hidden_size": 16},
+    ),
     "muse_glimmer_text": (
         "muse_glimmer",
         "MuseGlimmerForConditionalGeneration",
@@ -128,9 +134,40 @@ def mistral_large4_text(rng):
     return c
 
 
+def minimax_m3_vl_text(rng):
+    c = heads(rng)
+    n, k = picked(rng)
+    c["head_dim"] = rng.choice([8, 16, 32, 64, 128])
+    partial = rng.choice([0.5, 1.0])
+    rotated = int(c["head_dim"] * partial)
+    blocks = rng.choice([1, 2, 3, 5, 9])
+    c.update(
+        dense_intermediate_size=rng.choice([48, 80]),
+        index_block_size=rng.choice([1, 3, 4, 8, 16, 32]),
+        index_head_dim=rotated + rng.choice([0, 8, 24]),
+        index_local_blocks=rng.randint(0, min(blocks, 3)),
+        index_n_heads=c["num_key_value_heads"],
+        index_topk_blocks=blocks,
+        num_experts_per_tok=k,
+        num_local_experts=n,
+        routed_scaling_factor=rng.choice([1.0, 2.0, 2.5]),
+        shared_intermediate_size=rng.choice([24, 56]),
+        swiglu_alpha=rng.choice([1.702, 1.0]),
+        swiglu_limit=rng.choice([7.0, 0.5]),
+    )
+    if rng.random() < 0.9:
+        c["layer_types"] = [
+            rng.choice(["full_attention", "minimax_m3_sparse", "minimax_m3_sparse"]) for _ in range(c["num_hidden_layers"])
+        ]
+    mlp_layer_types(rng, c)
+    c["rope_parameters"] = rope(rng, rotated, ("default", "linear", "llama3", "yarn"), partial_rotary_factor=partial)
+    return c
+
+
 FAMILIES = {
     "hy_v4_vl_text": hy_v4_vl_text,
     "mistral_large4_text": mistral_large4_text,
+    "minimax_m3_vl_text": minimax_m3_vl_text,
     "muse_glimmer_text": muse_glimmer_text,
     "glm4v_text": glm4v_text,
     "glm_ocr_text": glm_ocr_text,

@@ -52,7 +52,7 @@ TIED = ("gemma", "cohere2", "lfm2")  # by default
 # Families whose fused experts have the gates in columns instead of rows.
 BY_COLUMNS = ("llama4_text",)
 # Families that we read only in the form of their released files.
-ONE_FORM = ("gpt_oss", "granitemoe", "granitemoehybrid", "granitemoeshared", "nemotron_h")
+ONE_FORM = ("minimax_m3_vl_text", "gpt_oss", "granitemoe", "granitemoehybrid", "granitemoeshared", "nemotron_h")
 
 
 def read_config(folder):
@@ -294,9 +294,38 @@ def hy_v4(rng, folder, values):
     change_tensors(folder, lambda tensors: {**tensors, **module})
 
 
+def minimax_m3(rng, folder, values):
+    """The released files have an object with the indexer's sizes, lists of numbers for the kinds of layers, and a module that
+    drafts."""
+    if rng.random() < 0.4:
+        return
+    config = read_config(folder)
+    text = config["text_config"]
+    kinds, experts = text.pop("layer_types"), text.pop("mlp_layer_types")
+    text["moe_layer_freq"] = [int(kind == "sparse") for kind in experts]
+    text["sparse_attention_config"] = {
+        "use_sparse_attention": True,
+        "sparse_attention_freq": [int(kind == "minimax_m3_sparse") for kind in kinds],
+        "sparse_num_index_heads": text.pop("index_n_heads"),
+        "sparse_index_dim": text.pop("index_head_dim"),
+        "sparse_block_size": text.pop("index_block_size"),
+        "sparse_topk_blocks": text.pop("index_topk_blocks"),
+        "sparse_local_block": text.pop("index_local_blocks"),
+        "sparse_score_type": "max",
+        "sparse_init_block": 0,
+    }
+    ropes = text["rope_parameters"]
+    text.update(hidden_act="swigluoai", rotary_dim=int(text["head_dim"] * ropes["partial_rotary_factor"]))
+    text.update(use_gemma_norm=True, use_qk_norm=True, qk_norm_type="per_head", scoring_func="sigmoid")
+    write_config(folder, config)
+    module = {"mtp.layers.0.norm.weight": torch.ones(4)}
+    change_tensors(folder, lambda tensors: {**tensors, **module})
+
+
 RELEASED = {
     "gpt2": gpt2,
     "gpt_neox": gpt_neox,
+    "minimax_m3_vl_text": minimax_m3,
     "step3p5": step3p5,
     "axk1": axk1,
     "olmo_hybrid": olmo_hybrid,
@@ -426,6 +455,33 @@ def step_alone(folder):
     change_tensors(folder, change)
 
 
+def minimax_m3_alone(folder):
+    """The text part as transformers' text class saves it, with the names of its modules."""
+    config = read_config(folder)
+    text = {**config["text_config"], "model_type": "minimax_m3_vl_text", "tie_word_embeddings": config["tie_word_embeddings"]}
+    write_config(folder, text)
+
+    def change(tensors):
+        own = {k.removeprefix("language_model."): v for k, v in tensors.items() if k.startswith("language_model.")}
+        made = {}
+        for name, t in fuse({re.sub(r"block_sparse_moe\.(experts\.\d+)\.w(\d)", expert_name, k): v for k, v in own.items()}).items():
+            name = name.replace("block_sparse_moe.e_score", "mlp.gate.e_score").replace("block_sparse_moe.", "mlp.")
+            name = name.replace("self_attn.index_", "self_attn.indexer.")
+            if name.endswith(".gate_proj.weight"):
+                up = own[next(k for k in own if k.replace("block_sparse_moe.", "mlp.") == name.replace("gate_proj", "up_proj"))]
+                made[name.replace("gate_proj", "gate_up_proj")] = torch.cat([t, up])
+            elif not name.endswith(".up_proj.weight"):
+                made[name] = t
+        return made
+
+    change_tensors(folder, change)
+
+
+def expert_name(place):
+    matrix = {"1": "gate", "2": "down", "3": "up"}[place[2]]
+    return f"block_sparse_moe.{place[1]}.{matrix}_proj"
+
+
 def mimo(folder):
     """The released files have other keys, most of which the class ignores. False: a key for them is left out."""
     config = read_config(folder)
@@ -456,6 +512,9 @@ def disguise(rng, folder, family):
     told = []
     if family == "step3p5" and rng.random() < 0.4:
         step_alone(folder)
+        told.append("alone")
+    if family == "minimax_m3_vl_text" and rng.random() < 0.4:
+        minimax_m3_alone(folder)
         told.append("alone")
     if family == "mimo_v2_flash" and rng.random() < 0.4 and mimo(folder):
         told.append("as released")

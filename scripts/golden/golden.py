@@ -62,7 +62,7 @@ def fill_weights(model, generator):
     """
     is_gemma = model.config.model_type.startswith("gemma")
     adds_one = is_gemma and not model.config.model_type.startswith(("gemma3n", "gemma4"))  # Gemma's norms multiply by 1 + weight
-    adds_one = adds_one or model.config.model_type in ("nemotron", "step3p7")
+    adds_one = adds_one or model.config.model_type in ("nemotron", "step3p7", "minimax_m3_vl", "minimax_m3_vl_text")
     for name, tensor in model.state_dict().items():
         noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float32)
         if name.endswith("dt_bias"):

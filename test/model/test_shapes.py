@@ -49,6 +49,8 @@ def shrunk(c):
     for key in ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts"):
         if key in c:
             small[key] = min(c[key], 3)
+    if "index_block_size" in c:
+        small.update(index_n_heads=2, index_block_size=4, index_topk_blocks=3)
     if "linear_num_key_heads" in c:
         ratio = c["linear_num_value_heads"] // c["linear_num_key_heads"]
         small.update(linear_num_key_heads=2, linear_num_value_heads=2 * ratio)
