@@ -82,8 +82,9 @@ struct attention_launch {
     int32_t window, chunk;
     float softcap;
     const float *sinks;   // [n_heads] or NULL
-    const int32_t *picks; // the rows' lists of keys (index.h), only for MLA; NULL: none
+    const int32_t *picks; // the rows' lists of keys or blocks (index.h); NULL: none
     int32_t top_k;        // of these lists
+    int32_t pick_block;   // keys of a block; 0: lists of keys, only for MLA
     void *workspace;      // for partial results; see attention_workspace_bytes
     size_t workspace_bytes;
     const struct attention_limits *limits; // in host memory

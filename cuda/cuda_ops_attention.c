@@ -120,11 +120,13 @@ static bool has_picks(const struct attention_args *a)
     return a->picks && a->picks->p.p;
 }
 
-/* Only MLA without bounds or caps has lists. */
+/* Attention with bounds or caps has no lists, and lists of keys are only those of MLA. */
 static bool picks_ok(const struct attention_args *a, const struct kv_view *kv)
 {
-    return !has_picks(a) || (a->n_kv_heads == 1 && kv->v_offset == 0 && a->picks->top_k > 0 &&
-                             a->window <= 0 && a->chunk <= 0 && a->softcap <= 0.0f);
+    return !has_picks(a) ||
+           ((a->picks->block > 0 ? kv->v_offset > 0 : a->n_kv_heads == 1 && kv->v_offset == 0) &&
+            a->picks->n_sets == a->n_kv_heads && a->picks->top_k > 0 && a->window <= 0 &&
+            a->chunk <= 0 && a->softcap <= 0.0f);
 }
 
 /* Checks what the attention kernels rely on. */
@@ -165,6 +167,7 @@ static struct attention_launch launch_of(const struct cuda_backend *be,
         .sinks = vector(a->sinks),
         .picks = has_picks(a) ? a->picks->p.p : NULL,
         .top_k = has_picks(a) ? a->picks->top_k : 0,
+        .pick_block = has_picks(a) ? a->picks->block : 0,
         .workspace = be->scratch.attention,
         .workspace_bytes = attention_workspace_bytes(&be->attention),
         .limits = &be->attention,

@@ -268,10 +268,9 @@ struct attention_args {
     int32_t window; // key j is visible to position i iff i - window < j; 0: no window
     int32_t chunk;  // only keys from i / chunk * chunk on are visible; 0: no chunks
     float softcap;  // 0: none; otherwise scores become cap * tanh(score / cap) before masking
-    const struct weight *sinks; // VECTOR [n_heads]: added to the denominator only; NULL: none
-    /* Only these keys are visible; NULL: all. With picks there are no windows, chunks, caps or
-     * sinks. */
-    const struct key_picks *picks;
+    const struct weight *sinks;    // VECTOR [n_heads]: added to the denominator only; NULL: none
+    const struct key_picks *picks; // only these keys are visible, without windows, chunks and caps;
+                                   // NULL: all
 };
 
 /* The kinds before ACT_XIELU are also those of experts. */

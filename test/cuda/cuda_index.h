@@ -351,6 +351,7 @@ static inline void issue_stores(struct index_bed *t, const struct operands *o, i
                                            .rope_at = t->s.rope_at,
                                            .norm = t->norm_w,
                                            .norm_bias = t->bias_w,
+                                           .norm_kind = NORM_LAYER,
                                            .eps = t->exact ? 0.0f : 1e-6f};
     const struct mla_store_args mla = {.q = o->unused.t[GPU],
                                        .kv = o->key.t[GPU],

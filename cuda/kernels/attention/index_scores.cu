@@ -14,13 +14,9 @@
  *
  * Grid: (blocks that share the tiles, rows or runs of rows). It depends only on the number of rows,
  * so it can be replayed; blocks without tiles end at once. */
-#include "cuda/kernels/attention/index_seen.cuh"
-#include "cuda/kernels/device/kv_decode.cuh"
-#include "cuda/kernels/device/launch.cuh"
-#include "cuda/kernels/device/mma_tile.cuh"
+#include "cuda/kernels/attention/index_tile.cuh"
 
-enum { SCORE_WARPS = 8, WARP_KEYS = 32, HEAD_GROUP = 64, PLAIN_KEYS = 64, FAST_MAX_DIM = 128 };
-static_assert(SCORE_WARPS * WARP_KEYS == INDEX_TILE, "a block has one tile of keys");
+enum { HEAD_GROUP = 64, PLAIN_KEYS = 64 };
 
 struct score_params {
     const void *q, *weights;
@@ -32,17 +28,12 @@ struct score_params {
     struct pass_view pass;
 };
 
-__device__ __forceinline__ const int32_t *table_of(const struct pass_view &pass, int32_t row)
-{
-    return pass.blocks + (int64_t)pass.rows[row].lane * pass.blocks_stride;
-}
-
 /* ---- tensor cores -------------------------------------------------------------------------- */
 
 /* KS: steps of 16 elements per head. */
 template <typename T, int KS, bool CODES> struct score_block {
-    static constexpr int PITCH = KS * 16 + 8; // an odd multiple of 16 bytes
-    static constexpr int CHUNKS = KS * 2;     // of 8 elements, per head
+    static constexpr int PITCH = key_tile<T, KS, CODES>::PITCH;
+    static constexpr int CHUNKS = key_tile<T, KS, CODES>::CHUNKS;
     static constexpr int QUERIES = HEAD_GROUP * PITCH;
     static constexpr int BYTES =
         (INDEX_TILE * PITCH + QUERIES) * (int)sizeof(T) + 2 * HEAD_GROUP * (int)sizeof(float);
@@ -51,7 +42,7 @@ template <typename T, int KS, bool CODES> struct score_block {
     T *keys;
     float *weights; // [2][HEAD_GROUP]
     int tid, warp, lane, n_groups;
-    uint32_t b[KS][WARP_KEYS / 8][2]; // the warp's keys
+    key_tile<T, KS, CODES> held;
 
     __device__ score_block(const struct score_params &params, char *memory)
         : p(params), keys((T *)memory)
@@ -66,33 +57,6 @@ template <typename T, int KS, bool CODES> struct score_block {
     __device__ __forceinline__ T *queries(int stage) const
     {
         return keys + (stage == 0 ? INDEX_TILE * PITCH : 0);
-    }
-
-    /* Starts to load the warp's keys; those from `end` on become zeros. */
-    __device__ __forceinline__ void load_keys(const int32_t *table, int start, int end)
-    {
-        const struct kv_view &kv = p.kv;
-        const int own = min(start + warp * WARP_KEYS + lane, end - 1);
-        const int page = table[own / kv.block_tokens], token = own % kv.block_tokens;
-        constexpr int AT_ONCE = 32 / CHUNKS; // keys per step, at least two
-        const int column = lane % CHUNKS * 8;
-#pragma unroll
-        for (int i = 0; i < WARP_KEYS / AT_ONCE; i++) {
-            const int r = i * AT_ONCE + lane / CHUNKS;
-            const int64_t its_page = __shfl_sync(0xffffffffu, page, r);
-            const int its_token = __shfl_sync(0xffffffffu, token, r);
-            const bool real = start + warp * WARP_KEYS + r < end && column < p.head_dim;
-            T *to = keys + (warp * WARP_KEYS + r) * PITCH + column;
-            if constexpr (CODES) {
-                const struct kv_place at = kv_place_of(kv, its_page, 0, its_token);
-                put_decoded(to, kv.codes, at, false, kv_scale_get(kv.codes, at, false), column,
-                            real);
-            } else {
-                const T *from = (const T *)kv.base + its_page * kv.page_stride +
-                                (int64_t)its_token * kv.head_dim_k;
-                cp_async_16(to, from + (real ? column : 0), real);
-            }
-        }
     }
 
     /* Starts to load a group of the row's queries, and zeros up to a whole number of tiles. */
@@ -122,24 +86,6 @@ template <typename T, int KS, bool CODES> struct score_block {
                    : 0.0f;
     }
 
-    __device__ __forceinline__ void keys_to_registers()
-    {
-        const T *from =
-            keys + (warp * WARP_KEYS + (lane >> 4) * 8 + (lane & 7)) * PITCH + (lane >> 3 & 1) * 8;
-#pragma unroll
-        for (int s = 0; s < KS; s++) {
-#pragma unroll
-            for (int n = 0; n < WARP_KEYS / 8; n += 2) {
-                uint32_t r[4];
-                ldmatrix_x4(r, from + n * 8 * PITCH + s * 16);
-                b[s][n][0] = r[0];
-                b[s][n][1] = r[1];
-                b[s][n + 1][0] = r[2];
-                b[s][n + 1][1] = r[3];
-            }
-        }
-    }
-
     /* Adds the group's heads to this thread's sums, for two keys of every eight. */
     __device__ __forceinline__ void add_heads(int group, int stage,
                                               float (&sums)[WARP_KEYS / 8][2]) const
@@ -156,7 +102,7 @@ template <typename T, int KS, bool CODES> struct score_block {
                 ldmatrix_x4(a, q + h * PITCH + s * 16);
 #pragma unroll
                 for (int i = 0; i < WARP_KEYS / 8; i++) {
-                    mma_16x8x16(dots[i], a, b[s][i][0], b[s][i][1], T());
+                    mma_16x8x16(dots[i], a, held.b[s][i][0], held.b[s][i][1], T());
                 }
             }
             const float low = w[h], high = w[h + 8];
@@ -207,7 +153,7 @@ template <typename T, int KS, bool CODES> struct score_block {
     __device__ __forceinline__ void tile(int row, int end, int start, int end_key)
     {
         __syncthreads(); // the previous tile's queries have been read
-        load_keys(table_of(p.pass, row), start, end_key);
+        held.load(keys, p.kv, table_of(p.pass, row), start, end_key);
         load_queries(row, 0, 0);
         cp_async_commit();
         const float first_weight = tid < HEAD_GROUP ? weight_of(row, 0) : 0.0f;
@@ -216,7 +162,7 @@ template <typename T, int KS, bool CODES> struct score_block {
         }
         cp_async_wait<0>();
         __syncthreads();
-        keys_to_registers();
+        held.to_registers(keys);
         __syncthreads(); // the keys' memory is free for queries
         int group = 0, stage = 0;
         float sums[WARP_KEYS / 8][2] = {};
@@ -375,13 +321,6 @@ static cudaError_t launch_plain(cudaStream_t stream, dim3 grid, const struct sco
 
 /* ---- the choice ---------------------------------------------------------------------------- */
 
-static bool is_fast(const struct index_launch *a)
-{
-    return a->sm >= 80 && a->dtype != DT_F32 && a->head_dim % 8 == 0 &&
-           a->head_dim <= FAST_MAX_DIM && a->q_stride % 8 == 0 &&
-           ((uintptr_t)a->q | (uintptr_t)a->kv.base) % 16 == 0;
-}
-
 /* The rows of a block: more of them share the keys that it loads, but a small pass must be spread
  * over the device. */
 static int rows_of_block(int n_rows)
@@ -394,7 +333,7 @@ static int rows_of_block(int n_rows)
 extern "C" cudaError_t k_index_scores(cudaStream_t stream, const struct index_launch *a)
 {
     enum { BLOCKS_PER_SM = 4 };
-    const bool fast = is_fast(a);
+    const bool fast = tile_is_fast(a);
     const int n_rows = a->end_row - a->first_row, per_block = fast ? rows_of_block(n_rows) : 1;
     const struct score_params p = {a->q,       a->weights,  a->q_stride, a->weights_stride,
                                    a->n_heads, a->head_dim, a->top_k,    a->first_row,

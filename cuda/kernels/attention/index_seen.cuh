@@ -20,7 +20,36 @@ struct seen_slots {
         const int32_t node = slot - n_past;
         return !tree || node < 0 || ((node < 64 ? nodes[0] : nodes[1]) >> (node & 63) & 1) != 0;
     }
+
+    /* The number of leading slots that are equal to the positions of their keys. */
+    __device__ __forceinline__ int32_t n_plain() const
+    {
+        return tree ? n_past : n_slots;
+    }
+
+    /* The slot of the key at a position below n_seen. */
+    __device__ __forceinline__ int32_t slot_of(int32_t pos) const
+    {
+        if (pos < n_plain()) {
+            return pos;
+        }
+        int n = pos - n_past;
+        const int low = __popcll(nodes[0]);
+        uint64_t word = n < low ? nodes[0] : nodes[1];
+        for (n -= n < low ? 0 : low; n > 0; n--) {
+            word &= word - 1;
+        }
+        return n_past + (pos - n_past < low ? 0 : 64) + __ffsll((long long)word) - 1;
+    }
 };
+
+/* A number that orders like the score, and is never 0. Zeros of both signs are equal. */
+__device__ __forceinline__ uint32_t order_of(float score)
+{
+    const uint32_t u = __float_as_uint(__fadd_rn(score, 0.0f));
+    const uint32_t key = u ^ ((uint32_t)((int32_t)u >> 31) | 0x80000000u);
+    return key > 1u ? key : 1u;
+}
 
 __device__ __forceinline__ struct seen_slots seen_slots_of(const struct pass_view &pass, int32_t r)
 {

@@ -23,14 +23,6 @@ struct select_params {
     struct pass_view pass;
 };
 
-/* A number that orders like the score, and is never 0. Zeros of both signs are equal. */
-__device__ __forceinline__ uint32_t order_of(float score)
-{
-    const uint32_t u = __float_as_uint(__fadd_rn(score, 0.0f));
-    const uint32_t key = u ^ ((uint32_t)((int32_t)u >> 31) | 0x80000000u);
-    return key > 1u ? key : 1u;
-}
-
 /* The row's scores in order_of's form, four slots at a time; 0: the row does not see the slot. A
  * thread first loads all slots that it asks for later. */
 struct row_orders {

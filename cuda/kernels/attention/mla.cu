@@ -86,7 +86,7 @@ bool attention_mla_picked_takes(const struct attention_launch *a)
 {
     enum { LEAST_HEADS = 33 };
     const int parts = (a->n_heads + MLA_ROWS - 1) / MLA_ROWS;
-    return a->picks && layer_fits(a) && a->n_heads >= LEAST_HEADS &&
+    return a->picks && a->pick_block == 0 && layer_fits(a) && a->n_heads >= LEAST_HEADS &&
            a->n_rows * parts >= a->limits->n_sms;
 }
 

@@ -1,20 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Sparse attention for MLA: each row attends to the keys of its list (cuda/index.h). Rows are
- * independent, so decoding rows, prompts and trees are computed alike, and a row's bits depend on
- * its list only; in deterministic mode also how the list is split is fixed.
+/* Sparse attention: each row attends to the keys of its list (cuda/index.h). With MLA a row has one
+ * list, of keys; otherwise each of its KV heads has a list of blocks. Rows are independent, so
+ * decoding rows, prompts and trees are computed alike, and a row's bits depend on its lists only;
+ * in deterministic mode also how a list is split is fixed.
  *
- * Grid: (rows, groups of heads, parts of the list). Block: 8 warps and 16 MT query heads. It
- * gathers tiles of 32 keys from pages into two stages of shared memory, where the first elements of
- * a key are also its value. For scores a warp has 16 heads, 16 keys and, with few heads, a part of
- * the key's elements, so that all warps have work; the softmax, where a warp has whole rows, adds
- * up the parts. Then each warp sums columns of the value. If a list is split, each part leaves its
- * values, maximum and sum, which the second kernel joins in order. The bounds of parts are counted
- * from the list's start, in whole tiles.
+ * Grid: (rows, groups of heads of the same list, parts of the list). Block: 8 warps and 16 MT query
+ * heads. It gathers tiles of 32 keys from pages into two stages of shared memory. With MLA the
+ * first elements of a key are also its value; otherwise values have stages of their own. For scores
+ * a warp has 16 heads, 16 keys and, with few heads, a part of the key's elements, so that all warps
+ * have work; the softmax, where a warp has whole rows, adds up the parts. Then each warp sums
+ * columns of the value. If a list is split, each part leaves its values, maximum and sum, which the
+ * second kernel joins in order. The bounds of parts are counted from the list's start, in whole
+ * tiles.
  *
  * Bound by gathering keys from the L2 cache with few heads, and by the tensor cores with 64 or
  * more. */
-#include "cuda/index.h"
 #include "cuda/kernels/attention/common.cuh"
+#include "cuda/kernels/attention/index_seen.cuh"
 #include "cuda/kernels/device/kv_decode.cuh"
 #include "cuda/kernels/device/mma_tile.cuh"
 #include "cuda/kernels/device/reduce.cuh"
@@ -27,12 +29,13 @@ struct picked_params {
     void *out;
     int32_t q_stride, out_stride;
     struct kv_view kv;
-    const struct pass_row *rows;
-    const int32_t *blocks, *lists;
-    int32_t blocks_stride, top_k, n_heads, first_row;
+    struct pass_view pass;
+    const int32_t *lists;
+    int32_t top_k, block, n_heads, first_row;
+    int32_t n_lists, group; // lists of a row; heads of a list
     float scale_log2;
     const float *sinks;    // [n_heads] or NULL
-    int32_t part, n_parts; // keys of a part, at most; parts of a list of top_k
+    int32_t part, n_parts; // keys of a part, at most; parts of the longest list
     float *slots; // for parts: [row - first_row][part][head][values, maximum, sum, two unused]
 };
 
@@ -42,18 +45,35 @@ __device__ __forceinline__ float *slot_at(const struct picked_params &p, int par
            (((int64_t)blockIdx.x * p.n_parts + part) * p.n_heads + head) * (p.kv.head_dim_v + 4);
 }
 
-/* The layout of shared memory, in bytes; `pitch` is in elements. */
+/* The list that a head of a row has. */
+__device__ __forceinline__ const int32_t *list_of(const struct picked_params &p, int row, int head)
+{
+    return p.lists + ((int64_t)row * p.n_lists + head / p.group) * PICK_STRIDE(p.top_k);
+}
+
+/* The layout of shared memory, in bytes; pitches are in elements. Values of MLA lie in the keys. */
 struct picked_layout {
-    int32_t pitch, k, scores, probs, rows, total;
+    int32_t pitch, v_pitch, k, v, scores, probs, rows, total;
 };
 
-static __host__ __device__ inline struct picked_layout layout_of(int dim_k, int mt)
+static __host__ __device__ inline int32_t pitch_of(int dim)
+{
+    return (dim + 15) / 16 * 16 + 8; // an odd multiple of 16 bytes
+}
+
+static __host__ __device__ inline struct picked_layout layout_of(const struct kv_view &kv, int mt)
 {
     struct picked_layout l;
     const int heads = 16 * mt, parts = 4 / mt;
-    l.pitch = (dim_k + 15) / 16 * 16 + 8; // an odd multiple of 16 bytes
+    l.pitch = pitch_of(kv.head_dim_k);
+    l.v_pitch = kv.v_offset != 0 ? pitch_of(kv.head_dim_v) : l.pitch;
     l.k = heads * l.pitch * 2;
     l.scores = l.k + 2 * TILE * l.pitch * 2;
+    l.v = l.k;
+    if (kv.v_offset != 0) {
+        l.v = l.scores;
+        l.scores += 2 * TILE * l.v_pitch * 2;
+    }
     l.probs = l.scores + parts * heads * SCORE_PITCH * 4;
     l.rows = l.probs + heads * PROB_PITCH * 2;
     l.total = l.rows + 3 * heads * 4;
@@ -61,16 +81,18 @@ static __host__ __device__ inline struct picked_layout layout_of(int dim_k, int 
 }
 
 /* MT: tiles of 16 heads. NP: pairs of 8 columns of the value per warp. CODES: pages contain codes,
- * which are dequantised on their way to shared memory. */
-template <typename T, int MT, int NP, bool CODES> struct picked_block {
+ * which are dequantised on their way to shared memory. BLOCKS: lists of blocks for each KV head,
+ * with values of their own. */
+template <typename T, int MT, int NP, bool CODES, bool BLOCKS> struct picked_block {
     static constexpr int HEADS = 16 * MT, PARTS = 4 / MT; // PARTS: of the key's elements
     static constexpr int OWN = HEADS / PICKED_WARPS;      // rows of a warp in the softmax
     const struct picked_params &p;
     const struct picked_layout l;
-    T *q, *k, *probs;
+    T *q, *k, *v, *probs;
     float *scores, *decay, *top_of, *sum_of;
-    int tid, warp, lane, row, first_head, n_heads;
+    int tid, warp, lane, row, kv_head, first_head, n_heads;
     const int32_t *keys, *table; // the row's list without its length; its block table
+    struct seen_slots seen;      // only with BLOCKS
 
     /* The key that this thread loads a part of next; false: there is none. */
     int64_t page;
@@ -81,10 +103,11 @@ template <typename T, int MT, int NP, bool CODES> struct picked_block {
     float top[OWN], sum[OWN];
 
     __device__ picked_block(const struct picked_params &params, char *smem)
-        : p(params), l(layout_of(params.kv.head_dim_k, MT))
+        : p(params), l(layout_of(params.kv, MT))
     {
         q = (T *)smem;
         k = (T *)(smem + l.k);
+        v = (T *)(smem + l.v);
         scores = (float *)(smem + l.scores);
         probs = (T *)(smem + l.probs);
         decay = (float *)(smem + l.rows);
@@ -94,10 +117,15 @@ template <typename T, int MT, int NP, bool CODES> struct picked_block {
         warp = tid >> 5;
         lane = tid & 31;
         row = p.first_row + (int)blockIdx.x;
-        first_head = (int)blockIdx.y * HEADS;
-        n_heads = min(HEADS, p.n_heads - first_head);
-        keys = p.lists + (int64_t)row * PICK_STRIDE(p.top_k) + 1;
-        table = p.blocks + (int64_t)p.rows[row].lane * p.blocks_stride;
+        const int per_list = (p.group + HEADS - 1) / HEADS, in_list = (int)blockIdx.y % per_list;
+        kv_head = (int)blockIdx.y / per_list;
+        first_head = kv_head * p.group + in_list * HEADS;
+        n_heads = min(HEADS, p.group - in_list * HEADS);
+        keys = list_of(p, row, first_head) + 1;
+        table = p.pass.blocks + (int64_t)p.pass.rows[row].lane * p.pass.blocks_stride;
+        if constexpr (BLOCKS) {
+            seen = seen_slots_of(p.pass, row);
+        }
     }
 
     /* Loads the queries; heads and elements that do not exist are zeros. */
@@ -120,7 +148,12 @@ template <typename T, int MT, int NP, bool CODES> struct picked_block {
         const int i = start + (tid >> 3);
         real = i < end;
         if (real) {
-            const int slot = keys[i];
+            int slot;
+            if constexpr (BLOCKS) {
+                slot = seen.slot_of(keys[i / p.block] * p.block + i % p.block);
+            } else {
+                slot = keys[i];
+            }
             page = table[slot / p.kv.block_tokens];
             token = slot % p.kv.block_tokens;
         }
@@ -131,21 +164,45 @@ template <typename T, int MT, int NP, bool CODES> struct picked_block {
     {
         const struct kv_view &kv = p.kv;
         T *to = k + (stage * TILE + (tid >> 3)) * l.pitch;
+        if constexpr (BLOCKS) {
+            load_values(stage);
+        }
         if constexpr (CODES) {
-            const struct kv_place at = kv_place_of(kv, real ? page : 0, 0, real ? token : 0);
+            const struct kv_place at = kv_place_of(kv, real ? page : 0, kv_head, real ? token : 0);
             const struct kv_scale scale = kv_scale_get(kv.codes, at, false);
             // the value of a key that is NaN is read as 0, as in plain pages
-            const int first = isnan(scale.scale) ? kv.head_dim_v : 0;
+            const int first = !BLOCKS && isnan(scale.scale) ? kv.head_dim_v : 0;
             for (int d = (tid & 7) * 8; d < l.pitch - 8; d += 64) {
                 put_decoded(to + d, kv.codes, at, false, scale, d,
                             real && d >= first && d < kv.head_dim_k);
             }
         } else {
-            const T *from = (const T *)kv.base +
+            const T *from = (const T *)kv.base + (int64_t)kv_head * kv.head_stride +
                             (real ? page * kv.page_stride + (int64_t)token * kv.head_dim_k : 0);
 #pragma unroll 3
             for (int d = (tid & 7) * 8; d < l.pitch - 8; d += 64) {
                 const bool inside = real && d < kv.head_dim_k;
+                cp_async_16(to + d, from + (inside ? d : 0), inside);
+            }
+        }
+    }
+
+    /* The same for their values. */
+    __device__ __forceinline__ void load_values(int stage)
+    {
+        const struct kv_view &kv = p.kv;
+        T *to = v + (stage * TILE + (tid >> 3)) * l.v_pitch;
+        if constexpr (CODES) {
+            const struct kv_place at = kv_place_of(kv, real ? page : 0, kv_head, real ? token : 0);
+            const struct kv_scale scale = kv_scale_get(kv.codes, at, true);
+            for (int d = (tid & 7) * 8; d < l.v_pitch - 8; d += 64) {
+                put_decoded(to + d, kv.codes, at, true, scale, d, real && d < kv.head_dim_v);
+            }
+        } else {
+            const T *from = (const T *)kv.base + (int64_t)kv_head * kv.head_stride + kv.v_offset +
+                            (real ? page * kv.page_stride + (int64_t)token * kv.v_token_stride : 0);
+            for (int d = (tid & 7) * 8; d < l.v_pitch - 8; d += 64) {
+                const bool inside = real && d < kv.head_dim_v;
                 cp_async_16(to + d, from + (inside ? d : 0), inside);
             }
         }
@@ -222,7 +279,8 @@ template <typename T, int MT, int NP, bool CODES> struct picked_block {
             }
         }
         const T *a_at = probs + (lane & 15) * PROB_PITCH + (lane >> 4) * 8;
-        const T *v = k + (stage * TILE + (lane & 15)) * l.pitch + (lane >> 4) * 8;
+        const int pitch = BLOCKS ? l.v_pitch : l.pitch;
+        const T *from = v + (stage * TILE + (lane & 15)) * pitch + (lane >> 4) * 8;
 #pragma unroll
         for (int j = 0; j < TILE; j += 16) {
             uint32_t b[NP][4];
@@ -230,7 +288,7 @@ template <typename T, int MT, int NP, bool CODES> struct picked_block {
             for (int i = 0; i < NP; i++) {
                 const int column = (warp + PICKED_WARPS * i) * 16;
                 if (column < p.kv.head_dim_v) {
-                    ldmatrix_x4_transposed(b[i], v + j * l.pitch + column);
+                    ldmatrix_x4_transposed(b[i], from + j * pitch + column);
                 }
             }
 #pragma unroll
@@ -332,14 +390,14 @@ template <typename T, int MT, int NP, bool CODES> struct picked_block {
     }
 };
 
-template <typename T, int MT, int NP, bool CODES>
+template <typename T, int MT, int NP, bool CODES, bool BLOCKS>
 __global__ void __launch_bounds__(PICKED_WARPS * 32, MT == 1 ? 2 : 1)
     attention_picked_kernel(const __grid_constant__ struct picked_params p)
 {
     extern __shared__ __align__(128) char picked_smem[];
     pdl_wait();
     pdl_trigger();
-    picked_block<T, MT, NP, CODES> block(p, picked_smem);
+    picked_block<T, MT, NP, CODES, BLOCKS> block(p, picked_smem);
     const int begin = (int)blockIdx.z * p.part, n_keys = block.keys[-1];
     if (begin > 0 && begin >= n_keys) {
         return; // the list has no such part
@@ -361,7 +419,7 @@ __global__ void __launch_bounds__(JOIN_HEADS * 32)
     if (head >= p.n_heads) {
         return;
     }
-    const int n_keys = p.lists[(int64_t)row * PICK_STRIDE(p.top_k)];
+    const int n_keys = list_of(p, row, head)[0];
     const int n_parts = max(1, (n_keys + p.part - 1) / p.part);
 #pragma unroll 1
     for (int c = (int)(threadIdx.x & 31) * 4; c < d; c += 128) {
@@ -399,17 +457,24 @@ static int most_shared(int sm)
 }
 
 /* How many tiles of 16 heads a block has: as many as there are, up to four. With values of up to
- * 128 elements there is only one kernel. 0: shared memory is too small. */
+ * 128 elements, and for blocks, there is only one kernel. 0: shared memory is too small. */
 static int head_tiles(const struct attention_launch *a)
 {
-    int mt = a->n_heads <= 16 || a->kv.head_dim_v <= 128 ? 1 : 4;
+    int mt = a->n_heads <= 16 || a->kv.head_dim_v <= 128 || a->pick_block > 0 ? 1 : 4;
     if (mt == 4 && a->n_heads <= 32) {
         mt = 2;
     }
-    while (mt > 0 && layout_of(a->kv.head_dim_k, mt).total > most_shared(a->limits->sm)) {
+    while (mt > 0 && layout_of(a->kv, mt).total > most_shared(a->limits->sm)) {
         mt /= 2;
     }
     return mt;
+}
+
+/* True if rows of keys and values in plain pages are whole vectors. */
+static bool is_aligned(const struct kv_view *kv)
+{
+    return kv->codes.format != KV_PLAIN || (kv->page_stride % 8 == 0 && kv->head_stride % 8 == 0 &&
+                                            kv->v_offset % 8 == 0 && kv->v_token_stride % 8 == 0);
 }
 
 static bool is_fast(const struct attention_launch *a)
@@ -417,9 +482,9 @@ static bool is_fast(const struct attention_launch *a)
     const struct kv_view *kv = &a->kv;
     return a->limits->sm >= 80 && a->dtype == kv->dtype && a->dtype != DT_F32 &&
            kv->head_dim_k % 8 == 0 && kv->head_dim_v % 8 == 0 && kv->head_dim_k <= PICKED_DIM_K &&
-           kv->head_dim_v <= ATTENTION_MAX_DIM && kv->v_offset == 0 && kv->page_stride % 8 == 0 &&
-           ((uintptr_t)kv->base | (uintptr_t)a->q) % 16 == 0 && a->q_stride % 8 == 0 &&
-           head_tiles(a) > 0;
+           kv->head_dim_v <= ATTENTION_MAX_DIM && (kv->v_offset == 0) == (a->pick_block == 0) &&
+           is_aligned(kv) && ((uintptr_t)kv->base | (uintptr_t)a->q) % 16 == 0 &&
+           a->q_stride % 8 == 0 && head_tiles(a) > 0;
 }
 
 static int ceil_div(int a, int b)
@@ -429,27 +494,28 @@ static int ceil_div(int a, int b)
 
 /* The keys of a part: all of them if that gives every multiprocessor a block, otherwise fewer. In
  * deterministic mode it must not depend on the number of rows. */
-static int part_of(const struct attention_launch *a, int n_groups)
+static int part_of(const struct attention_launch *a, int most_keys, int n_groups)
 {
     if (a->limits->deterministic) {
         return FIXED_PART;
     }
-    int part = ceil_div(a->top_k, LEAST_PART) * LEAST_PART;
+    int part = ceil_div(most_keys, LEAST_PART) * LEAST_PART;
     while (part > LEAST_PART &&
-           (int64_t)a->n_rows * n_groups * ceil_div(a->top_k, part) < a->limits->n_sms) {
+           (int64_t)a->n_rows * n_groups * ceil_div(most_keys, part) < a->limits->n_sms) {
         part = ceil_div(part / 2, LEAST_PART) * LEAST_PART;
     }
     return part;
 }
 
-template <typename T, int MT, int NP, bool CODES>
+template <typename T, int MT, int NP, bool CODES, bool BLOCKS = false>
 static cudaError_t launch_rows(cudaStream_t stream, const struct picked_params &p, int n_rows)
 {
-    const auto kernel = attention_picked_kernel<T, MT, NP, CODES>;
-    const int bytes = layout_of(p.kv.head_dim_k, MT).total;
+    const auto kernel = attention_picked_kernel<T, MT, NP, CODES, BLOCKS>;
+    const int bytes = layout_of(p.kv, MT).total;
     const cudaError_t e =
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-    const dim3 grid((unsigned)n_rows, (unsigned)ceil_div(p.n_heads, 16 * MT), (unsigned)p.n_parts);
+    const dim3 grid((unsigned)n_rows, (unsigned)(p.n_lists * ceil_div(p.group, 16 * MT)),
+                    (unsigned)p.n_parts);
     return e != cudaSuccess ? e : launch(kernel, grid, dim3(PICKED_WARPS * 32), bytes, stream, p);
 }
 
@@ -457,6 +523,10 @@ template <typename T, bool CODES>
 static cudaError_t launch_by_heads(cudaStream_t stream, const struct picked_params &p, int mt,
                                    int n_rows)
 {
+    if (p.block > 0) {
+        return p.kv.head_dim_v <= 128 ? launch_rows<T, 1, 1, CODES, true>(stream, p, n_rows)
+                                      : launch_rows<T, 1, 4, CODES, true>(stream, p, n_rows);
+    }
     if (p.kv.head_dim_v <= 128) {
         return launch_rows<T, 1, 1, CODES>(stream, p, n_rows);
     }
@@ -472,8 +542,10 @@ template <typename T>
 static cudaError_t launch_picked(cudaStream_t stream, const struct attention_launch *a)
 {
     const size_t scratch = attention_scratch_bytes(a->limits);
-    const int mt = head_tiles(a), part = part_of(a, ceil_div(a->n_heads, 16 * mt));
-    const int n_parts = ceil_div(a->top_k, part);
+    const int mt = head_tiles(a), n_lists = a->kv.n_kv_heads, group = a->n_heads / n_lists;
+    const int most_keys = (int)index_most_keys(a->top_k, a->pick_block);
+    const int part = part_of(a, most_keys, n_lists * ceil_div(group, 16 * mt));
+    const int n_parts = ceil_div(most_keys, part);
     const size_t row_bytes =
         (size_t)n_parts * attention_slot_floats(a->n_heads, a->kv.head_dim_v) * sizeof(float);
     struct picked_params p = {a->q,
@@ -481,13 +553,14 @@ static cudaError_t launch_picked(cudaStream_t stream, const struct attention_lau
                               a->q_stride,
                               a->out_stride,
                               a->kv,
-                              a->pass.rows,
-                              a->pass.blocks,
+                              a->pass,
                               a->picks,
-                              a->pass.blocks_stride,
                               a->top_k,
+                              a->pick_block,
                               a->n_heads,
                               0,
+                              n_lists,
+                              group,
                               a->scale * 1.4426950408889634f,
                               a->sinks,
                               part,

@@ -3,8 +3,8 @@
  * supports every shape, but it is slow, bound by latency. A row of a tree reads its ancestors in
  * the order of positions, so it has the same bits as if they were an ordinary sequence. With a list
  * of picks it reads the keys of the list. */
-#include "cuda/index.h"
 #include "cuda/kernels/attention/common.cuh"
+#include "cuda/kernels/attention/index_seen.cuh"
 #include "cuda/kernels/device/kv_codes.cuh"
 #include "cuda/kernels/device/reduce.cuh"
 #include "cuda/kernels/device/types.cuh"
@@ -13,7 +13,7 @@ struct plain_params {
     int32_t q_stride, out_stride, n_heads, window, chunk;
     float scale, softcap;
     const int32_t *picks;
-    int32_t top_k;
+    int32_t top_k, pick_block;
 };
 
 enum { PLAIN_TILE = 128, PLAIN_MAX_DIM = 576 };
@@ -104,10 +104,13 @@ __global__ void attention_plain_kernel(const T *q, T *out, struct plain_params p
     const struct pass_seq seq = pass.seqs[seq_index];
     const struct pass_row row = pass.rows[r];
     const int in_seq = r - seq.first_row;
-    const int32_t *list = p.picks ? p.picks + (int64_t)r * PICK_STRIDE(p.top_k) : nullptr;
+    const int kv_head = h / (p.n_heads / kv.n_kv_heads);
+    const int n_lists = p.pick_block > 0 ? kv.n_kv_heads : 1;
+    const int32_t *list =
+        p.picks ? p.picks + ((int64_t)r * n_lists + kv_head) * PICK_STRIDE(p.top_k) : nullptr;
+    const struct seen_slots seen = seen_slots_of(pass, r);
     const int n_keys =
         list ? list[0] : seq.n_past + (seq.tree ? path_of(pass, r, seq.n_rows, path) : in_seq + 1);
-    const int kv_head = h / (p.n_heads / kv.n_kv_heads);
     const int32_t *table = pass.blocks + (int64_t)row.lane * pass.blocks_stride;
     const struct reader<C> keys = {
         kv, kv_head
@@ -124,7 +127,9 @@ __global__ void attention_plain_kernel(const T *q, T *out, struct plain_params p
         float s = -INFINITY;
         if (j < n_keys) {
             int slot = j;
-            if (list) {
+            if (list && p.pick_block > 0) {
+                slot = seen.slot_of(list[1 + j / p.pick_block] * p.pick_block + j % p.pick_block);
+            } else if (list) {
                 slot = list[1 + j];
             } else if (seq.tree && j >= seq.n_past) {
                 slot = seq.n_past + path[j - seq.n_past];
@@ -167,8 +172,9 @@ cudaError_t attention_plain(cudaStream_t stream, const struct attention_launch *
     if (a->kv.head_dim_k > PLAIN_MAX_DIM || a->kv.head_dim_v > PLAIN_MAX_DIM) {
         return cudaErrorInvalidValue;
     }
-    const struct plain_params p = {a->q_stride, a->out_stride, a->n_heads, a->window, a->chunk,
-                                   a->scale,    a->softcap,    a->picks,   a->top_k};
+    const struct plain_params p = {a->q_stride, a->out_stride, a->n_heads, a->window,
+                                   a->chunk,    a->scale,      a->softcap, a->picks,
+                                   a->top_k,    a->pick_block};
     const dim3 grid(a->n_rows, a->n_heads), block(PLAIN_TILE);
     if (a->kv.codes.format != KV_PLAIN) {
         BY_DTYPE(a->dtype, T,
