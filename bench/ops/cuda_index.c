@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Measurements of sparse attention as in DeepSeek V3.2 with 8 ranks: picks, and attention over
- * them. The index layers follow the layers of MLA in their set. Index queries are in `mid`, weights
- * in `h`, absorbed queries in `act`. */
+/* Measurements of sparse attention as in DeepSeek V3.2 with 8 ranks, and by blocks as in MiniMax
+ * M3: picks, and attention over them. The index layers follow the layers of MLA in their set, and
+ * after them come layers of plain attention. Index queries are in `mid`, weights in `h`, other
+ * queries in `act`. */
 #include "bench/ops/cuda_timing.h"
 #include "engine/base/minmax.h"
 
@@ -30,7 +31,7 @@ static enum status issue_pick(struct bench *b, const struct line *l, int32_t i)
 static enum status issue_picked_attention(struct bench *b, const struct line *l, int32_t i)
 {
     static int32_t n_rows, context; // of the lists
-    if (n_rows != l->n_rows || context != l->context) {
+    if (n_rows != l->n_rows || context != l->context || picks.block > 0) {
         TRY(issue_pick(b, l, i));
         n_rows = l->n_rows;
         context = l->context;
@@ -48,6 +49,41 @@ static enum status issue_picked_attention(struct bench *b, const struct line *l,
     return b->ops->attention(b->be, &a);
 }
 
+static enum status issue_block_pick(struct bench *b, const struct line *l, int32_t i)
+{
+    const struct index_pick_args a = {.q = of_width(b->mid, M3_KV_HEADS * INDEX_DIM),
+                                      .n_rows = l->n_rows,
+                                      .layer = LAYERS + i % LAYERS,
+                                      .n_heads = M3_KV_HEADS,
+                                      .head_dim = INDEX_DIM,
+                                      .top_k = M3_TOP,
+                                      .block = M3_BLOCK,
+                                      .n_local = 1,
+                                      .picks = &picks};
+    return b->ops->index_pick(b->be, &a);
+}
+
+static enum status issue_block_attention(struct bench *b, const struct line *l, int32_t i)
+{
+    static int32_t n_rows, context; // of the lists
+    if (n_rows != l->n_rows || context != l->context || picks.block == 0) {
+        TRY(issue_block_pick(b, l, i));
+        n_rows = l->n_rows;
+        context = l->context;
+    }
+    const struct attention_args a = {.q = of_width(b->act, M3_HEADS * HEAD_DIM),
+                                     .out = of_width(b->mid, M3_HEADS * HEAD_DIM),
+                                     .n_rows = l->n_rows,
+                                     .layer = 2 * LAYERS + i % LAYERS,
+                                     .n_heads = M3_HEADS,
+                                     .n_kv_heads = M3_KV_HEADS,
+                                     .head_dim_k = HEAD_DIM,
+                                     .head_dim_v = HEAD_DIM,
+                                     .scale = 0.0883883f,
+                                     .picks = &picks};
+    return b->ops->attention(b->be, &a);
+}
+
 static enum status store_keys(struct bench *b, int32_t layer)
 {
     const struct index_store_args index = {.q = of_width(b->mid, INDEX_HEADS * INDEX_DIM),
@@ -57,7 +93,14 @@ static enum status store_keys(struct bench *b, int32_t layer)
                                            .layer = LAYERS + layer,
                                            .n_heads = INDEX_HEADS,
                                            .head_dim = INDEX_DIM,
+                                           .norm_kind = NORM_LAYER,
                                            .eps = 1e-6f};
+    const struct rope_store_args plain = {.qkv = of_width(b->act, 3 * M3_KV_HEADS * HEAD_DIM),
+                                          .n_rows = ROWS,
+                                          .layer = 2 * LAYERS + layer,
+                                          .n_heads = M3_KV_HEADS,
+                                          .n_kv_heads = M3_KV_HEADS,
+                                          .head_dim = HEAD_DIM};
     const struct mla_store_args mla = {.q = of_width(b->act, MLA_ROPE),
                                        .kv = of_width(b->h, MLA_KEY),
                                        .q_out = of_width(b->act, MLA_ROPE),
@@ -72,6 +115,7 @@ static enum status store_keys(struct bench *b, int32_t layer)
                                        .kv_norm = b->w_kv_norm,
                                        .eps = 1e-6f};
     TRY(b->ops->index_store(b->be, &index));
+    TRY(b->ops->rope_store(b->be, &plain));
     return b->ops->mla_store(b->be, &mla);
 }
 
@@ -92,6 +136,24 @@ static enum status fill_pages(struct bench *b)
     TRY(b->ops->step_end(b->be));
     TRY(b->ops->step_wait(b->be, 0, results, 4));
     return bench_copy_pages(b);
+}
+
+/* The same rows and context as `like`. pairs: of rows and keys; keys: that are read. */
+static enum status block_lines(struct bench *b, const struct line *like, double element,
+                               double pairs, double keys)
+{
+    const bool prefill = like->shape == PREFILL;
+    const double picked = (double)like->n_rows * M3_TOP * M3_BLOCK;
+    struct line l = *like;
+    l.name = prefill ? "block pick, rows" : "block pick of";
+    l.issue = issue_block_pick;
+    l.operations = 2.0 * pairs * M3_KV_HEADS * INDEX_DIM;
+    TRY(bench_print_line(b, &l));
+    l.name = prefill ? "attention to picked blocks, rows" : "attention to picked blocks of";
+    l.issue = issue_block_attention;
+    l.operations = 4.0 * picked * M3_HEADS * HEAD_DIM;
+    l.bytes = element * (prefill ? lesser(keys, picked) : picked) * 2 * M3_KV_HEADS * HEAD_DIM;
+    return bench_print_line(b, &l);
 }
 
 /* A prompt's rows are the last ones before the context ends. */
@@ -121,6 +183,7 @@ enum status bench_index_lines(struct bench *b, double element)
             attention.bytes = element * (prefill ? lesser(keys, picked) : picked) * MLA_KEY;
             TRY(bench_print_line(b, &pick));
             TRY(bench_print_line(b, &attention));
+            TRY(block_lines(b, &pick, element, pairs, keys));
         }
     }
     return OK;

@@ -119,7 +119,7 @@ static enum status set_up(struct bench *b, struct err *err)
     }
     const struct kv_set_desc set = {.n_layers = LAYERS, .layers = layers, .dtype = b->dtype};
     TRY(b->ops->kv_open(b->be, 0, &set, err));
-    struct kv_layer mla[2 * LAYERS]; // layers of attention, then their indexes
+    struct kv_layer mla[3 * LAYERS]; // layers of MLA, then their indexes, then those by blocks
     for (int32_t i = 0; i < LAYERS; i++) {
         mla[i] = (struct kv_layer){.n_heads = MLA_HEADS,
                                    .n_kv_heads = 1,
@@ -132,8 +132,12 @@ static enum status set_up(struct bench *b, struct err *err)
                                             .head_dim_v = INDEX_DIM,
                                             .v_in_k = true,
                                             .index = true};
+        mla[2 * LAYERS + i] = (struct kv_layer){.n_heads = M3_HEADS,
+                                                .n_kv_heads = M3_KV_HEADS,
+                                                .head_dim_k = HEAD_DIM,
+                                                .head_dim_v = HEAD_DIM};
     }
-    const struct kv_set_desc mla_set = {.n_layers = 2 * LAYERS, .layers = mla, .dtype = b->dtype};
+    const struct kv_set_desc mla_set = {.n_layers = 3 * LAYERS, .layers = mla, .dtype = b->dtype};
     TRY(b->ops->kv_open(b->be, 1, &mla_set, err));
     const enum dtype act = b->facts.act;
     TRY(make_tensor(b, ROWS, HIDDEN, b->facts.residual, &b->x));

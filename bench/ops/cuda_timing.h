@@ -27,6 +27,11 @@ enum {
     INDEX_HEADS = 64,
     INDEX_DIM = 128,
     INDEX_TOP = 2048,
+    /* Sparse attention by blocks as in MiniMax M3, with index keys of INDEX_DIM. */
+    M3_HEADS = 64,
+    M3_KV_HEADS = 4,
+    M3_BLOCK = 128,
+    M3_TOP = 16,
     /* Hyper-connections as in DeepSeek V4, and their gates. */
     STREAMS = 4,
     STREAM_GATES = 2 * STREAMS + STREAMS * STREAMS,
