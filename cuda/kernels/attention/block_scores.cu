@@ -104,14 +104,14 @@ template <typename T, int KS, bool CODES> struct block_scorer {
             for (int c = 0; c < 2; c++) {
                 const int own = slot + i * 8 + (lane & 3) * 2 + c;
                 if (own < seen) {
-                    high = fmaxf(high, dots[i][c]);
+                    high = max_or_nan(high, dots[i][c]);
                 } else if (real && tree && own < n_slots) {
                     to[p.scores_stride - MAX_TREE_NODES + own - n_past] = dots[i][c];
                 }
             }
         }
-        high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 1));
-        high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 2));
+        high = max_or_nan(high, __shfl_xor_sync(0xffffffffu, high, 1));
+        high = max_or_nan(high, __shfl_xor_sync(0xffffffffu, high, 2));
         if (real && (lane & 3) == 0 && slot < seen) {
             to[slot / INDEX_GRAIN] = high;
         }

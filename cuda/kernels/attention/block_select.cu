@@ -35,11 +35,11 @@ __device__ __forceinline__ float score_of(const struct select_params &p, const f
     const int plain = min(end, seen.n_plain());
     float high = -INFINITY;
     for (int i = begin / p.grain; i * p.grain < plain; i++) {
-        high = fmaxf(high, scores[i]);
+        high = max_or_nan(high, scores[i]);
     }
     const float *nodes = scores + p.scores_stride - MAX_TREE_NODES;
     for (int pos = max(begin, seen.n_plain()); pos < end; pos++) {
-        high = fmaxf(high, nodes[seen.slot_of(pos) - seen.n_past]);
+        high = max_or_nan(high, nodes[seen.slot_of(pos) - seen.n_past]);
     }
     return high;
 }

@@ -110,8 +110,8 @@ template <typename T, int KS, bool CODES> struct score_block {
             for (int i = 0; i < WARP_KEYS / 8; i++) {
 #pragma unroll
                 for (int c = 0; c < 2; c++) {
-                    sums[i][c] = __fmaf_rn(low, fmaxf(dots[i][c], 0.0f), sums[i][c]);
-                    sums[i][c] = __fmaf_rn(high, fmaxf(dots[i][c + 2], 0.0f), sums[i][c]);
+                    sums[i][c] = __fmaf_rn(low, max_or_nan(dots[i][c], 0.0f), sums[i][c]);
+                    sums[i][c] = __fmaf_rn(high, max_or_nan(dots[i][c + 2], 0.0f), sums[i][c]);
                 }
             }
         }
@@ -302,7 +302,7 @@ __global__ void __launch_bounds__(PLAIN_KEYS)
             for (int e = 0; e < d; e++) {
                 dot += to_float(q[h * d + e]) * key[e];
             }
-            score += to_float(w[h]) * fmaxf(dot, 0.0f);
+            score += to_float(w[h]) * max_or_nan(dot, 0.0f);
         }
         p.scores[(row - p.first_row) * p.scores_stride + start + threadIdx.x] = score;
         __syncthreads();

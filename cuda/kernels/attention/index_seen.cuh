@@ -6,6 +6,7 @@
 
 #include "cuda/index.h"
 
+#include "cuda/kernels/device/reduce.cuh"
 #include <stdint.h>
 
 /* The row sees slots [0, n_past) and those new ones in [n_past, n_slots) that `nodes` selects; if
