@@ -328,7 +328,7 @@ TEST(published_shapes_agree)
                                  several[] = {{2900, 20, false}};
     static const struct seq_spec rows[] = {{700, 3, false}, {0, 40, false}, {255, 30, true}};
     static const struct seq_spec more[] = {{700, 103, false}, {0, 300, false}, {255, 30, true}};
-    static const struct index_shape some_heads = {40, 512, 64, 32, 128, 32, true, 200, 16};
+    static const struct index_shape some_heads = {40, 512, 64, 32, 128, 32, true, 200, 16, 0, true};
     const struct index_case cases[] = {
         {DT_BF16, false, false, &deepseek, plain_numbers, few, COUNT(few), 3, 0},
         {DT_BF16, true, true, &deepseek, plain_numbers, few, COUNT(few), 4, 0},

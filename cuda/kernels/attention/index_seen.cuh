@@ -5,8 +5,8 @@
 #define SLUICE_CUDA_KERNELS_ATTENTION_INDEX_SEEN_CUH
 
 #include "cuda/index.h"
-
 #include "cuda/kernels/device/reduce.cuh"
+
 #include <stdint.h>
 
 /* The row sees slots [0, n_past) and those new ones in [n_past, n_slots) that `nodes` selects; if
