@@ -282,6 +282,7 @@ static enum status read_hyper(const struct json *j, struct model_config *c, stru
 static enum status read_hy_v4(const struct json *j, struct model_config *c, struct err *err)
 {
     TRY(read_deepseek_v3(j, c, err));
+    TRY(need_q_lora(c, err));
     TRY(read_indexer(j, c, err));
     TRY(read_hyper(j, c, err));
     c->hyper.magnitude = (float)json_get_number(j, "hc_magnitude", 2.0);

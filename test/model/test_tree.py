@@ -108,7 +108,7 @@ def test_paths_off_the_spine_have_the_bits_of_a_plain_run(family, tmp_path):
     """Every family, on the tested device, with a draft model that is right half of the time, so that siblings are
     accepted."""
     model = spoiled(family, tmp_path / "spoiled")
-    how = ["--deterministic", "--max-model-len", "256", "--num-gpu-blocks-override", "300"]
+    how = ["--deterministic", "--max-model-len", "192", "--num-gpu-blocks-override", "300"]
     some = [{"prompt_token_ids": prompt(i, 5 + 9 * i), "max_tokens": 24, "logprobs": 2, "ignore_eos": True, "seed": i,
              "temperature": i % 2, "n": 1 + i % 3} for i in range(6)]
     want = [essence(a) for a in golden.generate(family, some, *how)]
