@@ -7,12 +7,13 @@ import json
 import os
 import struct
 
+import golden
 import pytest
-from api import ROOT, Server
+from api import Server
 
 np = pytest.importorskip("numpy")
 
-GOLDEN = os.path.join(ROOT, "test/golden")
+GOLDEN = golden.GOLDEN
 FAMILIES = ["llama-3", "qwen3", "olmo-2", "gemma-2"]
 
 
