@@ -163,6 +163,7 @@ def test_a_device_of_another_node_that_is_lost_while_idle_is_noticed(start):
     args = ["--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", port, "--tensor-parallel-size", "2"]
     other = start(*args, "--node-rank", "1", follows=True)
     s = start(*args, "--node-rank", "0")
+    assert other.says("node 1 of 2 is ready")  # which may be later than the first node's answers
     other.lose()
     wait_until_lost(s)
     assert other.p.wait(20) == 2 and "rank 1: its device is lost" in other.text()
