@@ -53,17 +53,103 @@ static struct widths widest_of(const struct model *m)
     return w;
 }
 
+/* Each of these writes the rows of some buffers, and returns their number. */
+
+/* Of latent and sparse attention. */
+static int32_t plan_sparse_and_latent(struct model *m, const struct widths *w, int32_t max_rows,
+                                      struct buffer_plan *p)
+{
+    const struct model_config *c = m->config;
+    int32_t n = 0;
+    const int64_t kv_low = c->kv_lora + c->rope_dim;
+    if (c->kv_lora > 0) {
+        p[n++] = (struct buffer_plan){&m->low, NULL, m->act, w->low, max_rows};
+        p[n++] = (struct buffer_plan){&m->q_abs, NULL, m->act, w->heads * kv_low, max_rows};
+        p[n++] = (struct buffer_plan){&m->attn_v, NULL, m->act, w->heads * c->kv_lora, max_rows};
+    }
+    if (c->index.top_k > 0) {
+        p[n++] = (struct buffer_plan){&m->index_k, NULL, m->act, c->index.head_dim, max_rows};
+        p[n++] = (struct buffer_plan){&m->index_weights, NULL, m->act, c->index.n_heads, max_rows};
+    }
+    return n;
+}
+
+/* Of several streams, the branch beside attention, and inputs of layers. */
+static int32_t plan_residual(struct model *m, int32_t max_rows, int32_t max_out,
+                             struct buffer_plan *p)
+{
+    const struct model_config *c = m->config;
+    int32_t n = 0;
+    if (c->hyper.n > 0) {
+        const int64_t all = (int64_t)c->hyper.n * c->hidden, gates = HYPER_GATES(c->hyper.n);
+        p[n++] = (struct buffer_plan){&m->streams, NULL, m->residual, all, max_rows};
+        p[n++] = (struct buffer_plan){&m->gates, NULL, DT_F32, gates, max_rows};
+        p[n++] = (struct buffer_plan){&m->out_streams, NULL, m->residual, all, max_out};
+        p[n++] = (struct buffer_plan){&m->out_gates, NULL, DT_F32, gates, max_out};
+    }
+    if (c->layer_input > 0) {
+        const int64_t all = (int64_t)c->n_layers * c->layer_input;
+        p[n++] = (struct buffer_plan){&m->inputs, NULL, m->residual, all, max_rows};
+        p[n++] = (struct buffer_plan){&m->inputs_proj_out, NULL, m->act, all, max_rows};
+        p[n++] = (struct buffer_plan){&m->out_input, NULL, m->residual, c->layer_input, max_out};
+    }
+    if (c->streams.n > 0) {
+        const int64_t all = (int64_t)c->streams.n * c->hidden;
+        p[n++] = (struct buffer_plan){&m->streams, NULL, m->residual, all, max_rows};
+        p[n++] = (struct buffer_plan){&m->out_streams, NULL, m->residual, all, max_out};
+    }
+    if (c->branch_rank > 0) {
+        p[n++] = (struct buffer_plan){&m->branch, NULL, m->act, c->hidden, max_rows};
+    }
+    return n;
+}
+
+static int32_t plan_states(struct model *m, int32_t max_rows, struct buffer_plan *p)
+{
+    const struct model_config *c = m->config;
+    int32_t n = 0;
+    const struct state_shard *s = &m->shard.state;
+    if (c->n_state_layers > 0) {
+        const struct state_layer *g = &s->layer;
+        p[n++] = (struct buffer_plan){&m->mix, NULL, m->act, s->width, max_rows};
+        p[n++] = (struct buffer_plan){&m->mix_conv, NULL, m->act, g->conv_width, max_rows};
+        if (c->state.low_rank > 0) {
+            int64_t keys = (int64_t)g->n_heads * g->key_dim;
+            p[n++] = (struct buffer_plan){&m->mix_decay, NULL, m->act, keys, max_rows};
+            p[n++] = (struct buffer_plan){&m->mix_gate, NULL, m->act, s->out_width, max_rows};
+        }
+    }
+    return n;
+}
+
+static int32_t plan_experts(struct model *m, int32_t max_rows, struct buffer_plan *p)
+{
+    const struct model_config *c = m->config;
+    int32_t n = 0;
+    if (c->moe_latent > 0) {
+        p[n++] = (struct buffer_plan){&m->latent, NULL, m->act, c->moe_latent, max_rows};
+        p[n++] = (struct buffer_plan){&m->latent_y, NULL, m->act, c->moe_latent, max_rows};
+    }
+    if (c->n_experts > 0) {
+        p[n++] = (struct buffer_plan){&m->routed, NULL, m->act, c->hidden, max_rows};
+        if (c->names->experts_norm) {
+            p[n++] = (struct buffer_plan){&m->experts_in, NULL, m->act, c->hidden, max_rows};
+        }
+        p[n++] = (struct buffer_plan){NULL, &m->route_ids, DT_I32, c->experts_per_token, max_rows};
+        p[n++] =
+            (struct buffer_plan){NULL, &m->route_weights, DT_F32, c->experts_per_token, max_rows};
+    }
+    return n;
+}
+
 /* All activations that a pass needs, sized once for the largest pass. Buffers that this model does
  * not use get no row, and their tensors stay empty. */
 static int32_t plan_buffers(struct model *m, int32_t max_rows, int32_t max_out,
                             struct buffer_plan *p)
 {
     const struct model_config *c = m->config;
-    const struct model_shard *s = &m->shard;
-    bool mla = c->kv_lora > 0;
     const struct widths w = widest_of(m);
     const int64_t ffn = larger(w.ffn, c->norm_gate_rank), qkv = w.qkv, attn = w.attn;
-    int64_t kv_low = c->kv_lora + c->rope_dim;
     int32_t n = 0;
     p[n++] = (struct buffer_plan){&m->x, NULL, m->residual, c->hidden, max_rows};
     p[n++] = (struct buffer_plan){&m->h, NULL, m->act, c->hidden, max_rows};
@@ -82,59 +168,10 @@ static int32_t plan_buffers(struct model *m, int32_t max_rows, int32_t max_out,
         p[n++] = (struct buffer_plan){&m->hidden, NULL, m->residual,
                                       (int64_t)m->max_hidden * c->hidden, max_out};
     }
-    if (mla) {
-        p[n++] = (struct buffer_plan){&m->low, NULL, m->act, w.low, max_rows};
-        p[n++] = (struct buffer_plan){&m->q_abs, NULL, m->act, w.heads * kv_low, max_rows};
-        p[n++] = (struct buffer_plan){&m->attn_v, NULL, m->act, w.heads * c->kv_lora, max_rows};
-    }
-    if (c->hyper.n > 0) {
-        const int64_t all = (int64_t)c->hyper.n * c->hidden, gates = HYPER_GATES(c->hyper.n);
-        p[n++] = (struct buffer_plan){&m->streams, NULL, m->residual, all, max_rows};
-        p[n++] = (struct buffer_plan){&m->gates, NULL, DT_F32, gates, max_rows};
-        p[n++] = (struct buffer_plan){&m->out_streams, NULL, m->residual, all, max_out};
-        p[n++] = (struct buffer_plan){&m->out_gates, NULL, DT_F32, gates, max_out};
-    }
-    if (c->index.top_k > 0) {
-        p[n++] = (struct buffer_plan){&m->index_k, NULL, m->act, c->index.head_dim, max_rows};
-        p[n++] = (struct buffer_plan){&m->index_weights, NULL, m->act, c->index.n_heads, max_rows};
-    }
-    if (c->layer_input > 0) {
-        const int64_t all = (int64_t)c->n_layers * c->layer_input;
-        p[n++] = (struct buffer_plan){&m->inputs, NULL, m->residual, all, max_rows};
-        p[n++] = (struct buffer_plan){&m->inputs_proj_out, NULL, m->act, all, max_rows};
-        p[n++] = (struct buffer_plan){&m->out_input, NULL, m->residual, c->layer_input, max_out};
-    }
-    if (c->streams.n > 0) {
-        const int64_t all = (int64_t)c->streams.n * c->hidden;
-        p[n++] = (struct buffer_plan){&m->streams, NULL, m->residual, all, max_rows};
-        p[n++] = (struct buffer_plan){&m->out_streams, NULL, m->residual, all, max_out};
-    }
-    if (c->branch_rank > 0) {
-        p[n++] = (struct buffer_plan){&m->branch, NULL, m->act, c->hidden, max_rows};
-    }
-    if (c->n_state_layers > 0) {
-        const struct state_layer *g = &s->state.layer;
-        p[n++] = (struct buffer_plan){&m->mix, NULL, m->act, s->state.width, max_rows};
-        p[n++] = (struct buffer_plan){&m->mix_conv, NULL, m->act, g->conv_width, max_rows};
-        if (c->state.low_rank > 0) {
-            int64_t keys = (int64_t)g->n_heads * g->key_dim;
-            p[n++] = (struct buffer_plan){&m->mix_decay, NULL, m->act, keys, max_rows};
-            p[n++] = (struct buffer_plan){&m->mix_gate, NULL, m->act, s->state.out_width, max_rows};
-        }
-    }
-    if (c->moe_latent > 0) {
-        p[n++] = (struct buffer_plan){&m->latent, NULL, m->act, c->moe_latent, max_rows};
-        p[n++] = (struct buffer_plan){&m->latent_y, NULL, m->act, c->moe_latent, max_rows};
-    }
-    if (c->n_experts > 0) {
-        p[n++] = (struct buffer_plan){&m->routed, NULL, m->act, c->hidden, max_rows};
-        if (c->names->experts_norm) {
-            p[n++] = (struct buffer_plan){&m->experts_in, NULL, m->act, c->hidden, max_rows};
-        }
-        p[n++] = (struct buffer_plan){NULL, &m->route_ids, DT_I32, c->experts_per_token, max_rows};
-        p[n++] =
-            (struct buffer_plan){NULL, &m->route_weights, DT_F32, c->experts_per_token, max_rows};
-    }
+    n += plan_sparse_and_latent(m, &w, max_rows, p + n);
+    n += plan_residual(m, max_rows, max_out, p + n);
+    n += plan_states(m, max_rows, p + n);
+    n += plan_experts(m, max_rows, p + n);
     if (c->head.kind != HEAD_NONE) {
         p[n++] = (struct buffer_plan){&m->wide, NULL, m->act, 2 * (int64_t)c->hidden, max_rows};
     }
