@@ -33,16 +33,18 @@ static const struct tensor_names glimmer_names = {GEMMA_BASE, QKV_NAMES, FFN_NAM
 static const struct tensor_names glimmer_gguf_names = {
     GEMMA_BASE, QKV_NAMES, QK_NORM_NAMES, FFN_NAMES, .attn_gate = "self_attn.gate_proj"};
 
+/* Inputs of layers: a table, and what each layer makes of its row. */
+#define LAYER_INPUT_NAMES                                                                          \
+    .inputs_embed = "model.embed_tokens_per_layer",                                                \
+    .inputs_proj = "model.per_layer_model_projection",                                             \
+    .inputs_norm = "model.per_layer_projection_norm", .input_gate = "per_layer_input_gate",        \
+    .input_up = "per_layer_projection", .input_post_norm = "post_per_layer_input_norm"
+
 static const struct tensor_names gemma3n_names = {GEMMA_BASE,
                                                   QKV_NAMES,
                                                   FFN_NAMES,
                                                   QK_NORM_NAMES,
-                                                  .inputs_embed = "model.embed_tokens_per_layer",
-                                                  .inputs_proj = "model.per_layer_model_projection",
-                                                  .inputs_norm = "model.per_layer_projection_norm",
-                                                  .input_gate = "per_layer_input_gate",
-                                                  .input_up = "per_layer_projection",
-                                                  .input_post_norm = "post_per_layer_input_norm",
+                                                  LAYER_INPUT_NAMES,
                                                   .stream_in = "model.altup_projections.%d",
                                                   .stream_out =
                                                       "model.altup_unembed_projections.%d",
@@ -60,12 +62,7 @@ static const struct tensor_names gemma4_names = {GEMMA_BASE,
                                                  FFN_NAMES,
                                                  QK_NORM_NAMES,
                                                  .layer_scale = "layer_scalar",
-                                                 .inputs_embed = "model.embed_tokens_per_layer",
-                                                 .inputs_proj = "model.per_layer_model_projection",
-                                                 .inputs_norm = "model.per_layer_projection_norm",
-                                                 .input_gate = "per_layer_input_gate",
-                                                 .input_up = "per_layer_projection",
-                                                 .input_post_norm = "post_per_layer_input_norm",
+                                                 LAYER_INPUT_NAMES,
                                                  .router = "router.proj",
                                                  .router_norm = "router.scale",
                                                  .expert_scale = "router.per_expert_scale",
