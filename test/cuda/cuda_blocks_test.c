@@ -33,20 +33,9 @@ static struct pair_weight bits_make(struct pair *p, int32_t n, bool ones)
         values[i] = (float)(rng_bits(p->seed, i, RNG_TEST, 2) % 2);
     }
     p->seed++;
-    const struct weight_part part = weight_part_plain(values, DT_F32, 1, n, n);
-    const struct weight_desc desc = {.name = "test",
-                                     .kind = WEIGHT_VECTOR,
-                                     .dtype = DT_F32,
-                                     .n_out = 1,
-                                     .n_in = n,
-                                     .n_experts = 1,
-                                     .n_parts = 1,
-                                     .parts = &part,
-                                     .k_segments = 1};
     struct pair_weight w = {{NULL, NULL}};
     for (int b = FIRST; b <= GPU; b++) {
-        struct err err = {""};
-        CHECK_EQ(p->be[b]->ops->weight_open(p->be[b], &desc, &w.w[b], &err), OK);
+        w.w[b] = vector_of(p, b, values, n);
     }
     free(values);
     return w;

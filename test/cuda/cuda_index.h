@@ -235,24 +235,6 @@ static inline int32_t slots_seen(const struct index_bed *t, int32_t r, int32_t *
 
 /* ---- the bed ------------------------------------------------------------------------------- */
 
-static inline struct weight *vector_of(struct pair *p, const float *values, int32_t n)
-{
-    const struct weight_part part = weight_part_plain(values, DT_F32, 1, n, n);
-    const struct weight_desc desc = {.name = "test",
-                                     .kind = WEIGHT_VECTOR,
-                                     .dtype = DT_F32,
-                                     .n_out = 1,
-                                     .n_in = n,
-                                     .n_experts = 1,
-                                     .n_parts = 1,
-                                     .parts = &part,
-                                     .k_segments = 1};
-    struct weight *w = NULL;
-    struct err err = {""};
-    CHECK_EQ(p->be[GPU]->ops->weight_open(p->be[GPU], &desc, &w, &err), OK);
-    return w;
-}
-
 static inline void make_weights(struct index_bed *t)
 {
     for (int32_t i = 0; i < MOST_DIM; i++) {
@@ -262,10 +244,10 @@ static inline void make_weights(struct index_bed *t)
         t->sinks[i] = random_float(8, i, 2.0f, DT_F32);
         t->inv_freq[i] = powf(10000.0f, -(float)i / (float)greater(t->s.n_pairs, 1));
     }
-    t->kv_norm_w = vector_of(&t->p, t->kv_norm, t->s.lora);
-    t->norm_w = vector_of(&t->p, t->norm, t->s.index_dim);
-    t->bias_w = vector_of(&t->p, t->bias, t->s.index_dim);
-    t->sinks_w = t->s.has_sinks ? vector_of(&t->p, t->sinks, t->s.heads) : NULL;
+    t->kv_norm_w = vector_of(&t->p, GPU, t->kv_norm, t->s.lora);
+    t->norm_w = vector_of(&t->p, GPU, t->norm, t->s.index_dim);
+    t->bias_w = vector_of(&t->p, GPU, t->bias, t->s.index_dim);
+    t->sinks_w = t->s.has_sinks ? vector_of(&t->p, GPU, t->sinks, t->s.heads) : NULL;
 }
 
 static inline bool bed_open(struct index_bed *t, enum dtype dtype, bool deterministic, bool exact,

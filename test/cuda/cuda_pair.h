@@ -410,6 +410,25 @@ static inline struct pair_weight vector_make(struct pair *p, int32_t n, float sc
     return weight_make(p, WEIGHT_VECTOR, DT_F32, 1, 1, n, false, scale);
 }
 
+/* A vector of these values on backend b. */
+static inline struct weight *vector_of(struct pair *p, int b, const float *values, int32_t n)
+{
+    const struct weight_part part = weight_part_plain(values, DT_F32, 1, n, n);
+    const struct weight_desc desc = {.name = "test",
+                                     .kind = WEIGHT_VECTOR,
+                                     .dtype = DT_F32,
+                                     .n_out = 1,
+                                     .n_in = n,
+                                     .n_experts = 1,
+                                     .n_parts = 1,
+                                     .parts = &part,
+                                     .k_segments = 1};
+    struct weight *w = NULL;
+    struct err err = {""};
+    CHECK_EQ(p->be[b]->ops->weight_open(p->be[b], &desc, &w, &err), OK);
+    return w;
+}
+
 /* Calls `op` on both backends (on the GPU alone if nothing is compared) with args; the last
  * parameter is code that sets them to backend b's tensors. */
 #define BOTH(p, op, args, ...)                                                                     \

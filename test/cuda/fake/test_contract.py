@@ -11,7 +11,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.a
 FAKE = os.path.join(ROOT, os.environ.get("SLUICE_BUILD", "build/release"), "test", "cuda", "fake")
 LEAST_KERNELS = {"alone": 25, "ops": 50, "products": 60, "gate": 10, "attention": 25, "moe": 25, "mixture": 30, "mixture_bits": 25,
                  "state": 15, "quant": 60, "inputs": 25, "sample": 3, "greedy": 8, "masks": 2, "backend": 4, "hidden": 15, "heads": 20,
-                 "ranks": 8, "streams": 12, "hyper": 15}
+                 "ranks": 8, "streams": 12, "hyper": 15, "index": 40, "blocks": 30, "mla": 15, "growth": 10}
 
 
 @pytest.mark.parametrize("name", LEAST_KERNELS)
