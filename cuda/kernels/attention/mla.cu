@@ -10,9 +10,10 @@
  * each sums half of the value's columns, because the sums of all do not fit one warpgroup's
  * registers. The next tile is scored behind the values of the current one.
  *
- * A tile takes the tensor cores about 2,200 cycles, and reading its keys from the L2 cache takes as
- * long, so both bound it. A row's bits depend on the rows that share its unit (next_reference moves
- * per row, but splits are chosen per pass), so deterministic mode does not use it. */
+ * Bound by the tensor cores and the chain between a tile's two products: exchanging maxima,
+ * exponentials and two barriers, which nothing hides, take nearly as long as both products. Reading
+ * keys from the L2 cache follows closely. Where lists or ranges of keys are cut depends on the
+ * pass, and a row's bits on the cuts, so deterministic mode does not use this kernel. */
 #include "cuda/kernels/attention/mla.cuh"
 
 enum { COMPUTER_REGISTERS = 232, LOADER_REGISTERS = 40 };
