@@ -22,3 +22,11 @@ def test_families():
 
 def test_architectures():
     assert column(3) == in_sources("gguf", "arch*.c", r'\.name = "([a-z0-9_-]+)"')
+
+
+def test_what_is_not_loaded_has_no_row():
+    text = (ROOT / "docs" / "models.md").read_text()
+    tables, missing = text.split("## Not loaded")
+    loaded = {name.strip() for line in tables.splitlines() if line.startswith("| ") for name in line.split("|")[1].split(",")}
+    names = {name.strip(" .\n") for name in missing.split(",")}
+    assert len(names) > 4 and not names & loaded, names & loaded
