@@ -153,6 +153,25 @@ static int32_t class_of(int32_t n_keys)
     return N_CLASSES - 1 - c;
 }
 
+/* Whether a tile has so many rows that arithmetic bounds it, as in prompts. With few rows, as in
+ * decoding, reading the keys does. */
+static bool multiplies(const struct planner *p, const struct attention_item *t)
+{
+    const int32_t group = at_least_1(p->shape.n_heads) / at_least_1(p->shape.n_kv_heads);
+    return t->n_rows * group > ATTENTION_TILE_ROWS / 2;
+}
+
+/* Whether both kinds of tiles have at least an eighth of the work. */
+static bool is_mixed(const struct planner *p)
+{
+    int64_t work[2] = {0, 0};
+    for (int32_t i = 0; i < p->n_tiles; i++) {
+        const struct attention_item *t = &p->tiles[i];
+        work[multiplies(p, t)] += t->kv_end - t->kv_begin;
+    }
+    return 8 * lesser(work[0], work[1]) >= work[0] + work[1];
+}
+
 static void give_slots(struct planner *p, int32_t split)
 {
     int32_t n_slots = 0;
@@ -172,10 +191,11 @@ static void give_slots(struct planner *p, int32_t split)
 }
 
 /* Splits the tiles, and orders the items from longest to shortest, so that the short ones even out
- * the end. */
+ * the end. In a mixed plan the items that read come before those that multiply; as every second
+ * block goes backwards, both kinds are then processed at the same time. */
 static void place_items(struct planner *p, int32_t split)
 {
-    int32_t next[N_CLASSES + 1] = {0};
+    int32_t next[2 * N_CLASSES + 1] = {0};
     for (int pass = 0; pass < 2; pass++) {
         for (int32_t i = 0; i < p->n_tiles; i++) {
             const struct attention_item *t = &p->tiles[i];
@@ -184,7 +204,9 @@ static void place_items(struct planner *p, int32_t split)
                 struct attention_item item = *t;
                 item.kv_begin = t->kv_begin + k * c.piece;
                 item.kv_end = lesser(t->kv_end, item.kv_begin + c.piece);
-                const int32_t size = class_of(item.kv_end - item.kv_begin);
+                const bool later = p->head->both_ways && multiplies(p, t);
+                const int32_t size =
+                    class_of(item.kv_end - item.kv_begin) + (later ? N_CLASSES : 0);
                 if (pass == 0) {
                     next[size + 1]++;
                     continue;
@@ -199,11 +221,11 @@ static void place_items(struct planner *p, int32_t split)
                 p->items[next[size]++] = item;
             }
         }
-        for (int i = 0; pass == 0 && i < N_CLASSES; i++) {
+        for (int i = 0; pass == 0 && i < 2 * N_CLASSES; i++) {
             next[i + 1] += next[i];
         }
     }
-    p->head->n_items = next[N_CLASSES - 1];
+    p->head->n_items = next[2 * N_CLASSES - 1];
 }
 
 enum status attention_plan(const struct attention_limits *limits, const struct pass *pass,
@@ -250,6 +272,7 @@ enum status attention_plan(const struct attention_limits *limits, const struct p
         .n_runs = p.n_runs,
         .runs_offset = (int32_t)attention_runs_offset(limits, n_rows),
     };
+    p.head->both_ways = is_mixed(&p);
     give_slots(&p, split);
     place_items(&p, split);
     int64_t n_keys = 0;

@@ -97,7 +97,9 @@ struct attention_plan_head {
     int32_t n_paths, paths_offset;
     int32_t n_runs, runs_offset;
     int32_t n_others; // number of tiles that read keys outside the expanded runs
-    int32_t reserved[6];
+    // Both prompts and decoding rows have much work: every second block begins with its last unit.
+    int32_t both_ways;
+    int32_t reserved[5];
 };
 
 /* The workspace: scratch memory for folding items, then the slots. For each head, a slot has

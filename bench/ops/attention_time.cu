@@ -408,9 +408,23 @@ static void time_prompts()
         add_seq(both, 2047, 1, false);
     }
     time_scene(both, "both: 64 decode at 2k + prefill 2048");
+    for (int n : {16, 64}) {
+        for (int q : {448, 1984, 8128}) {
+            struct scene mixed = llama_8b(32);
+            for (int i = 0; i < q; i += 1024) {
+                add_seq(mixed, 0, q - i < 1024 ? q - i : 1024, false);
+            }
+            for (int i = 0; i < n; i++) {
+                add_seq(mixed, 1087, 1, false);
+            }
+            char name[64];
+            snprintf(name, sizeof name, "both: %d decode at 1,088 + %d rows of prompts", n, q);
+            time_scene(mixed, name);
+        }
+    }
 }
 
-/* The environment variables FORMATS and SHORT select a part. */
+/* The environment variables FORMATS, SHORT and PROMPTS select a part. */
 void bench_attention_time()
 {
     if (getenv("FORMATS")) {
@@ -419,6 +433,10 @@ void bench_attention_time()
     }
     if (getenv("SHORT")) {
         time_some();
+        return;
+    }
+    if (getenv("PROMPTS")) {
+        time_prompts();
         return;
     }
     printf("attention, 32 query heads, 8 KV heads, dim 128, bf16; in a graph, rotating layers\n");

@@ -187,6 +187,41 @@ TEST(the_units_of_a_prompt_are_balanced)
     }
 }
 
+/* Decoding rows beside a prompt: the items of the former come first, and every second block begins
+ * at the end. A plan with hardly any work of one kind has the usual order. */
+TEST(decoding_rows_and_prompts_are_processed_at_the_same_time)
+{
+    enum { N_DECODING = 64, PROMPT = 960 };
+    const struct attention_limits l = {.max_rows = 1024,
+                                       .max_lanes = N_DECODING + 1,
+                                       .max_len = 65536,
+                                       .block_tokens = 32,
+                                       .n_sms = 132,
+                                       .sm = 90,
+                                       .shapes = {{32, 8, 128}}};
+    for (int32_t n_past = 511; n_past >= 0; n_past -= 511) {
+        struct pass_seq seqs[N_DECODING + 1];
+        for (int32_t i = 0; i < N_DECODING; i++) {
+            seqs[i] = (struct pass_seq){.lane = i, .first_row = i, .n_rows = 1, .n_past = n_past};
+        }
+        seqs[N_DECODING] = (struct pass_seq){
+            .lane = N_DECODING, .first_row = N_DECODING, .n_rows = PROMPT, .n_past = 0};
+        const struct pass pass = {
+            .n_rows = N_DECODING + PROMPT, .n_seqs = N_DECODING + 1, .seqs = seqs};
+        struct plan p = make_plan(&l, &pass);
+        const bool mixed = n_past > 0;
+        CHECK_EQ(p.head->both_ways, mixed);
+        const int32_t first = mixed ? 0 : p.head->n_items - N_DECODING;
+        int32_t n_rows = 0;
+        for (int32_t i = 0; i < p.head->n_items; i++) {
+            n_rows += p.items[i].n_rows;
+            CHECK_EQ(p.items[i].n_rows == 1, i >= first && i < first + N_DECODING);
+        }
+        CHECK_EQ(n_rows, N_DECODING + PROMPT);
+        free(p.head);
+    }
+}
+
 /* One row over many keys is cut into pieces, and each needs a slot for its partial result. */
 TEST(a_row_in_pieces_has_slots_to_join)
 {

@@ -123,6 +123,26 @@ __device__ __forceinline__ int unit_index(int k, int n, int worker)
     return k * n + (k & 1 ? n - 1 - worker : worker);
 }
 
+/* The units of one of n workers, in its order. In a plan with prompts beside decoding rows, every
+ * second block goes backwards: then some multiprocessors multiply while others read. */
+struct unit_rounds {
+    int n_units, n, worker, n_rounds;
+    bool backwards;
+
+    __device__ __forceinline__ unit_rounds(const struct attention_plan_head &head, int n_units,
+                                           int n, int worker)
+        : n_units(n_units), n(n), worker(worker), n_rounds((n_units + n - 1) / n),
+          backwards(head.both_ways && (blockIdx.x & 1))
+    {
+    }
+
+    /* The index of the k-th; n_units or more: there is none. */
+    __device__ __forceinline__ int index(int k) const
+    {
+        return unit_index(backwards ? n_rounds - 1 - k : k, n, worker);
+    }
+};
+
 /* The end of the run of keys that starts at lo; the keys of a run are summed separately. */
 __device__ __forceinline__ int run_end(const struct attention_unit &u, int lo)
 {

@@ -25,8 +25,9 @@ __global__ void __launch_bounds__(N_WARPS * 32, NP == 1 ? 2 : 1)
     int n_sub;
     const int n_units = units_of(p, head, BLOCK_ROWS, &n_sub);
     mma_block<T, KEYS, NP, CODES> block(p, mma_smem);
-    for (int k = 0; k * (int)gridDim.x < n_units; k++) {
-        const int index = unit_index(k, (int)gridDim.x, (int)blockIdx.x);
+    const struct unit_rounds rounds(head, n_units, (int)gridDim.x, (int)blockIdx.x);
+    for (int k = 0; k < rounds.n_rounds; k++) {
+        const int index = rounds.index(k);
         if (index < n_units) {
             const struct attention_unit u =
                 unit_at(p, head.items_offset, index, n_sub, BLOCK_ROWS, KEYS);

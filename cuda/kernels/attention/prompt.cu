@@ -19,10 +19,11 @@ __device__ __forceinline__ void for_units(const struct attention_params &p,
                                           const struct attention_plan_head &head, F work)
 {
     int n_sub;
-    const int n_units = units_of(p, head, ATTENTION_TILE_ROWS, &n_sub), n = (int)gridDim.x;
+    const int n_units = units_of(p, head, ATTENTION_TILE_ROWS, &n_sub);
+    const struct unit_rounds rounds(head, n_units, (int)gridDim.x, (int)blockIdx.x);
 #pragma unroll 1
-    for (int k = 0; k * n < n_units; k++) {
-        const int index = unit_index(k, n, (int)blockIdx.x);
+    for (int k = 0; k < rounds.n_rounds; k++) {
+        const int index = rounds.index(k);
         if (index < n_units) {
             const struct attention_unit u =
                 unit_at(p, head.items_offset, index, n_sub, ATTENTION_TILE_ROWS, KEYS);

@@ -27,13 +27,14 @@
 /* The units that one of n_workers computes. */
 template <int KEYS> struct worker_units {
     const struct attention_params &p;
-    int items_offset, n_units, n_sub, n_workers, worker;
+    int items_offset, n_sub;
+    struct unit_rounds rounds;
 
     template <typename W> __device__ __forceinline__ void each(W &work) const
     {
-        for (int k = 0; k * n_workers < n_units; k++) {
-            const int index = unit_index(k, n_workers, worker);
-            if (index < n_units) {
+        for (int k = 0; k < rounds.n_rounds; k++) {
+            const int index = rounds.index(k);
+            if (index < rounds.n_units) {
                 const struct attention_unit u =
                     unit_at(p, items_offset, index, n_sub, ATTENTION_TILE_ROWS, KEYS);
                 if (u.n_packed > 0) {
@@ -107,7 +108,8 @@ __global__ void __launch_bounds__(BLOCK_THREADS, 1)
     const int group = (int)threadIdx.x / WARPGROUP;
     const int half = narrow ? half_of(group) : 0;
     const struct worker_units<S::KEYS> units = {
-        p, head.items_offset, n_units, n_sub, grid *(narrow ? 2 : 1), half *grid + (int)blockIdx.x
+        p, head.items_offset, n_sub,
+            unit_rounds(head, n_units, grid *(narrow ? 2 : 1), half *grid + (int)blockIdx.x)
     };
     const struct ring ring = {narrow ? S::SLOTS / 2 : S::SLOTS};
     slots += half * (S::SLOTS / 2) * S::SLOT_BYTES;
