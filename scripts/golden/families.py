@@ -7,7 +7,7 @@ lengths of 64 are crossed by every model that has them.
 
 `legacy` rows write config.json in the older form (rope_theta, rope_scaling, torch_dtype) and the
 others in the newer form (rope_parameters, dtype): a server must read both. The weights of `drawn` rows
-are not stored (describe.py); prefer that, unless C tests read them.
+are not stored (describe.py); prefer that.
 """
 
 VOCAB = 384
@@ -112,6 +112,7 @@ FAMILIES = [
         # MLA without a low-rank query, softmax routing limited to groups, yarn with mscale on the
         # softmax scale.
         "folder": "deepseek-v2",
+        "drawn": True,
         "model_type": "deepseek_v2",
         "config": {
             "num_hidden_layers": 3,
@@ -184,6 +185,7 @@ FAMILIES = [
     },
     {
         "folder": "qwen3-moe",
+        "drawn": True,
         "model_type": "qwen3_moe",
         "config": {
             "head_dim": 16,

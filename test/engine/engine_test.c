@@ -542,7 +542,7 @@ TEST(nothing_is_allocated_after_the_start_on_the_cpu)
         struct bed b = {0};
         struct engine_options o = options_of(&b, 16, 14);
         char folder[64];
-        snprintf(folder, sizeof folder, "test/golden/%s", rows[i].model);
+        snprintf(folder, sizeof folder, "build/golden/%s", rows[i].model);
         o.model = folder;
         o.load_format = "auto";
         o.open_backend = open_cpu;

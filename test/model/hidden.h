@@ -206,9 +206,9 @@ static inline void hidden_check(const struct hidden_case *c)
  * once, MLA with experts; few rows and all of them. */
 static inline void hidden_check_families(struct backend *(*open)(void))
 {
-    static const char *const dirs[] = {"test/golden/llama-3", "test/golden/gemma-2",
-                                       "test/golden/olmo-2", "build/golden/stablelm-2",
-                                       "test/golden/deepseek-v3"};
+    static const char *const dirs[] = {"test/golden/llama-3", "build/golden/gemma-2",
+                                       "build/golden/olmo-2", "build/golden/stablelm-2",
+                                       "build/golden/deepseek-v3"};
     static const int32_t some[] = {1, 4, 8}, all[] = {0, 1, 2, 3, 4, 5, 6, 7, 8};
     for (size_t i = 0; i < sizeof dirs / sizeof dirs[0]; i++) {
         hidden_check(&(struct hidden_case){dirs[i], open, some, 3});
