@@ -122,7 +122,12 @@ static enum status read_line(struct loading *l, char *line, struct err *err)
         return read_item(l, line + 1, err);
     }
     char *colon = strchr(line, ':');
-    if (!colon || indented) {
+    if (indented) {
+        return err_set(err, ERR_FORMAT,
+                       "expected 'key: value' without indentation; an object is written as JSON, "
+                       "on the line of its key");
+    }
+    if (!colon) {
         return err_set(err, ERR_FORMAT, "expected 'key: value'");
     }
     size_t n_bytes = (size_t)(colon - line);

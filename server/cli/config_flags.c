@@ -143,7 +143,10 @@ enum status loading_read_flags(struct loading *l, int argc, char **argv, struct 
         if (is_flag(argv[i])) {
             TRY(read_flag(l, argc - i, argv + i, &used, err));
         } else if (positional) {
-            return err_set(err, ERR_INVALID, "a second model '%s'", argv[i]);
+            return err_set(err, ERR_INVALID,
+                           "unexpected argument '%s': the model is given already, and a text with "
+                           "spaces needs quotes",
+                           argv[i]);
         } else {
             TRY(loading_set(l, model, argv[i], SOURCE_FLAG, err));
             positional = true;

@@ -23,17 +23,31 @@ static bool has_prefix(const char *text, const char *prefix)
     return strncmp(text, prefix, strlen(prefix)) == 0;
 }
 
+/* For a Service called "sluice", Kubernetes sets SLUICE_PORT=tcp://ADDRESS:PORT in the containers
+ * of its namespace, unless they have enableServiceLinks: false. Docker's links are written alike.
+ */
+static bool is_service_link(const char *name, const char *value)
+{
+    return strcmp(name, "port") == 0 &&
+           (has_prefix(value, "tcp://") || has_prefix(value, "udp://"));
+}
+
 /* Reads one variable, SLUICE_NAME=value. */
 static enum status read_variable(struct loading *l, const char *variable, struct err *err)
 {
     const char *equals = strchr(variable, '='), *key = variable + strlen("SLUICE_");
     size_t n_bytes = equals ? (size_t)(equals - key) : 0;
-    char name[64];
+    char name[64] = "";
     if (n_bytes == 0 || n_bytes >= sizeof name) {
         return OK;
     }
     for (size_t i = 0; i < n_bytes; i++) {
         name[i] = (char)tolower((unsigned char)key[i]);
+    }
+    if (is_service_link(name, equals + 1)) {
+        log_info("environment SLUICE_PORT=%s is the address of a service, and is ignored",
+                 equals + 1);
+        return OK;
     }
     if (loading_is_name("config", name, n_bytes) && !l->file) {
         l->file = xstrdup(equals + 1);

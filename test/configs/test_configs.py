@@ -146,6 +146,7 @@ def test_kubernetes_files_match_the_server(server):
     known = set(re.findall(r"--[\w-]+", run(SLUICE, "serve", "--help")[1].replace("[no-]", "")))
     deployment, service, headless, budget = documents("kubernetes/deployment.yaml")
     pod = deployment["spec"]["template"]["spec"]
+    assert pod["enableServiceLinks"] is False  # the Service's name would set SLUICE_PORT
     container = pod["containers"][0]
     assert options_of(container["args"]) and set(options_of(container["args"])) <= known
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
@@ -172,6 +173,7 @@ def test_multi_host_files_match_the_server():
         pytest.skip("built without several hosts")
     template = documents("kubernetes/leaderworkerset.yaml")[0]["spec"]["leaderWorkerTemplate"]
     for part in ("leaderTemplate", "workerTemplate"):
+        assert template[part]["spec"]["enableServiceLinks"] is False
         command = template[part]["spec"]["containers"][0]["args"][0]
         assert set(re.findall(r"(?<= )--[\w-]+", command)) <= known
     assert set(re.findall(r"(?<= )--[\w-]+(?==)", read("mpirun").split("exec sluice")[1])) <= known

@@ -165,7 +165,7 @@ TEST(bad_flags_are_refused_with_a_hint)
     REFUSED("neither true", "m", "--deterministic=maybe");
     REFUSED("option speculative-config", "m", "--speculative-config", "{");
     REFUSED("not an object", "m", "--speculative-config", "[]");
-    REFUSED("a second model", "m", "n");
+    REFUSED("unexpected argument 'n'", "m", "n");
     REFUSED("must be given together", "m", "--ssl-keyfile", "x");
     REFUSED("'a.example' is not an origin", "m", "--allowed-origins", "https://b", "a.example");
     REFUSED("is not an origin", "m", "--allowed-origins", "https://b/");
@@ -356,7 +356,30 @@ TEST(bad_lines_are_refused_with_their_number)
     REFUSED(":1: option served-model-name: unclosed quotation mark", "--config", path);
     write_file("served-model-name:\n- \"a\n");
     REFUSED(":2: option served-model-name: unclosed quotation mark", "--config", path);
+    write_file("model: x\nspeculative-config:\n  method: ngram\n");
+    REFUSED(":3: expected 'key: value' without indentation; an object", "--config", path);
     unlink(path);
+}
+
+/* In a namespace with a Service called "sluice", Kubernetes sets SLUICE_PORT=tcp://ADDRESS:PORT.
+ * Any other text is still refused. */
+TEST(the_address_of_a_service_is_not_a_port)
+{
+    const char *linked[] = {"SLUICE_PORT=tcp://10.96.0.7:80", "SLUICE_PORT_80_TCP_PROTO=tcp",
+                            "SLUICE_SERVICE_HOST=10.96.0.7", NULL};
+    env = (char **)linked;
+    {
+        LOAD("m");
+        CHECK_STR(err.text, "");
+        REQUIRE(st == OK);
+        CHECK_EQ(c.port, 8000);
+        CHECK_STR(c.host, "127.0.0.1");
+        config_deinit(&c);
+    }
+    const char *wrong[] = {"SLUICE_PORT=http://10.96.0.7:80", NULL};
+    env = (char **)wrong;
+    REFUSED("environment SLUICE_PORT: option port", "m");
+    env = (char **)no_env;
 }
 
 /* Files edited on Windows. */
