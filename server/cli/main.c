@@ -4,6 +4,7 @@
 #include "bench/ops/command.h"
 #include "engine/base/file.h"
 #include "engine/base/nearest.h"
+#include "engine/base/words.h"
 #include "server/cli/commands.h"
 
 #include <signal.h>
@@ -60,6 +61,26 @@ static int unknown(const char *name)
     return 2;
 }
 
+/* True if --help is among the arguments: a command then prints its help, whatever else is given. */
+static bool asks_for_help(int argc, char **argv)
+{
+    for (int i = 2; i < argc; i++) {
+        if (strcmp(argv[i], "--help") == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static int run_command(const struct command *command, int argc, char **argv)
+{
+    if (asks_for_help(argc, argv)) {
+        char help[] = "--help", *words[] = {argv[1], help, NULL};
+        return command->run(2, words);
+    }
+    return command->run(argc - 1, argv + 1);
+}
+
 int main(int argc, char **argv)
 {
     signal(SIGPIPE, SIG_IGN);
@@ -68,14 +89,14 @@ int main(int argc, char **argv)
         usage(stderr);
         return 2;
     }
-    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) {
+    if (words_find("--help|-h|help", argv[1]) >= 0) {
         usage(stdout);
         return 0;
     }
     const char *name = strcmp(argv[1], "--version") == 0 ? "version" : argv[1];
     for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++) {
         if (strcmp(name, commands[i].name) == 0) {
-            return commands[i].run(argc - 1, argv + 1);
+            return run_command(&commands[i], argc, argv);
         }
     }
     return unknown(argv[1]);

@@ -156,7 +156,7 @@ static enum status check_lines(struct run_batch *b, struct err *err)
     }
     int64_t n = (int64_t)b->lines.n_errors + b->lines.n_more_errors;
     if (n != 0) {
-        return err_set(err, ERR_INVALID, "%lld lines of the input are invalid; nothing was run",
+        return err_set(err, ERR_INVALID, "invalid lines of the input: %lld; nothing was run",
                        (long long)n);
     }
     return OK;

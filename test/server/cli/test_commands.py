@@ -26,6 +26,21 @@ def test_an_unknown_command_names_the_nearest():
     assert rc == 2 and "unknown command 'zebra'\n" in err and "usage:" in err
 
 
+@pytest.mark.parametrize("words", [["bench-engine", DEMO], ["quantize", DEMO, "out"], ["bench-ops", "--rows", "1"], ["pull", "a/b"]])
+def test_help_wins_over_other_arguments(words):
+    rc, out, err = run(*words, "--help")
+    assert rc == 0 and out.startswith("usage: sluice %s " % words[0]) and err == ""
+
+
+def test_help_is_a_command_too():
+    assert run("help") == run("--help") and run("help")[0] == 0
+
+
+def test_an_argument_too_many_is_named():
+    rc, out, err = run("generate", DEMO, "once", "upon", "a")
+    assert rc != 0 and out == "" and "unexpected argument 'upon'" in err and "quotes" in err
+
+
 BROKEN = {"no config.json": {}, "ends too early": {"config.json": "{"},
           "model_type 'no-such-model' is not": {"config.json": json.dumps({"model_type": "no-such-model"})}}
 

@@ -200,7 +200,7 @@ def test_wrong_lines_are_named_and_nothing_is_run(tmp_path):
     with open(path, "a") as f:
         f.write("{\n" + line("r1", {}) + line("x", {}, "/v1/nothing"))
     done = run(path, out, ok=False)
-    for word in ("line 31: ", "line 32: ", "line 33: ", "3 lines of the input are invalid"):
+    for word in ("line 31: ", "line 32: ", "line 33: ", "invalid lines of the input: 3;"):
         assert word in done.stderr
     assert not out.exists()
 
