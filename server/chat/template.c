@@ -497,7 +497,8 @@ static bool has_tools(const struct chat_input *in)
     return in->tools_json && in->tools_bytes - i >= 3 && in->tools_json[i] == '[';
 }
 
-/* Renders once, and if that fails again with null content as "" and complete tools. */
+/* Renders once, and if that fails again with null content as "" and complete tools. The second
+ * error is reported: the first may be about null content that the template never expects. */
 enum status chat_template_render(const struct chat_template *t, const struct chat_input *in,
                                  struct chat_output *out, struct err *err)
 {
@@ -515,10 +516,7 @@ enum status chat_template_render(const struct chat_template *t, const struct cha
     /* The probe only tested null content in one place; this conversation may have it in another. */
     struct chat_traits again = c->traits;
     again.null_is_empty = again.whole_tools = true;
-    if (render_once(t, c, in, &again, out, NULL) == OK) {
-        return OK;
-    }
-    return st;
+    return render_once(t, c, in, &again, out, err);
 }
 
 bool chat_template_wants_system_first(const struct chat_template *t)

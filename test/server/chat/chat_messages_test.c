@@ -9,6 +9,19 @@
 
 /* Clients send content as parts, but many templates expect a string. Whether a template handles
  * parts is found out by how it uses `content`. */
+/* A template may fail on null content before it refuses what is really wrong. */
+TEST(the_error_is_not_about_null_content_that_could_be_empty)
+{
+    static const char source[] =
+        "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('No tools!') }}"
+        "{% endif %}{{ m.content + '.' }}{% endfor %}";
+    CHECK_STR(render(source, "[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"assistant\","
+                             "\"content\":null,\"tool_calls\":[{\"id\":\"1\",\"type\":\"function\","
+                             "\"function\":{\"name\":\"f\",\"arguments\":\"{}\"}}]},"
+                             "{\"role\":\"tool\",\"tool_call_id\":\"1\",\"content\":\"b\"}]"),
+              "!No tools!");
+}
+
 TEST(text_parts_are_joined_for_templates_that_want_strings)
 {
     const char *parts =
