@@ -105,6 +105,17 @@ uint64_t log_lost(void)
     return n;
 }
 
+/* Texts of clients, such as names, must not look like lines of their own or reach a terminal as
+ * commands. */
+static void blank_controls(char *text, size_t n_bytes)
+{
+    for (size_t i = 0; i < n_bytes; i++) {
+        if ((unsigned char)text[i] < ' ' || text[i] == 0x7f) {
+            text[i] = ' ';
+        }
+    }
+}
+
 /* A line is formatted before the lock is taken. Text that does not fit is cut, but the
  * line end is kept. */
 void log_line(enum log_level level, const char *fmt, ...)
@@ -119,7 +130,9 @@ void log_line(enum log_level level, const char *fmt, ...)
     int m = vsnprintf(line + n, room, fmt, args);
     va_end(args);
     if (m > 0) {
-        n += (size_t)m < room ? (size_t)m : room - 1;
+        size_t n_text = (size_t)m < room ? (size_t)m : room - 1;
+        blank_controls(line + n, n_text);
+        n += n_text;
     }
     line[n++] = '\n';
 
