@@ -253,7 +253,8 @@ enum status model_open_ropes(struct model *m, struct err *err)
         }
         enum status st = m->be->ops->rope_open(m->be, &d, &m->ropes[i]);
         if (st != OK) {
-            return err_set(err, st, "the rope tables do not fit the device");
+            return err_set(err, st,
+                           "the rope tables do not fit the device; try a smaller --max-model-len");
         }
     }
     return OK;

@@ -62,7 +62,8 @@ bool body_int(struct body *b, const char *key, int64_t min, int64_t max, int64_t
         n = real > 0 ? INT64_MAX : INT64_MIN;
         if (max == INT64_MAX || min == INT64_MIN) {
             return call_error_set(b->error, 400, "invalid_value", key,
-                                  "Invalid '%s': the integer does not fit 64 bits.", key);
+                                  "Invalid '%s': the integer does not fit a signed 64-bit number.",
+                                  key);
         }
     }
     if (!good) {
