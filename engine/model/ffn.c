@@ -87,12 +87,6 @@ static const char *name_in_mixture(const struct loader *l, int32_t layer, const 
 static const char *const expert_matrices[] = {"experts.%d.gate_proj", "experts.%d.up_proj",
                                               "experts.%d.down_proj"};
 
-/* The width of an expert's input and output. */
-static int64_t width_of_experts(const struct model_config *c)
-{
-    return c->moe_latent > 0 ? c->moe_latent : c->hidden;
-}
-
 /* The name, without suffixes, of the tensor with this matrix of all experts, if it or each expert's
  * matrix has its scales in such a tensor. NULL: there is none. */
 static const char *stack_with_scales(const struct loader *l, int32_t layer, const char *usual,
@@ -122,7 +116,7 @@ static const char *stack_with_scales(const struct loader *l, int32_t layer, cons
 static bool are_turned(const struct loader *l, const char *gate_up, const char *down)
 {
     const enum experts_form form = l->c->names->experts_form;
-    const int64_t hidden = width_of_experts(l->c), ffn = l->c->moe_ffn;
+    const int64_t hidden = part_experts_width(l->c), ffn = l->c->moe_ffn;
     const struct checkpoint_tensor *t = gate_up ? part_raw(l, gate_up) : NULL;
     const bool by_down = !t || (t->n_dims == 3 && t->dims[1] == t->dims[2]);
     if (by_down) {
@@ -141,7 +135,7 @@ static enum status expert_parts(struct loader *l, int32_t layer, int32_t e,
 {
     const struct model_config *c = l->c;
     int64_t ffn = c->moe_ffn, n = l->m->shard.moe_ffn, first = l->m->shard.rank * n;
-    int64_t hidden = width_of_experts(c);
+    int64_t hidden = part_experts_width(c);
     const char *bases[3] = {c->names->expert_gate, c->names->expert_up, c->names->expert_down};
     struct weight_part *outs[3] = {&gate_up[0], &gate_up[c->gated], down};
     char stacks[2][NAME_BYTES];
@@ -225,7 +219,7 @@ static enum status three_stacks(struct loader *l, int32_t layer, struct weight_p
 {
     const struct model_config *c = l->c;
     const int64_t n = l->m->shard.moe_ffn, first = l->m->shard.rank * n;
-    const int64_t hidden = width_of_experts(c), ffn = c->moe_ffn;
+    const int64_t hidden = part_experts_width(c), ffn = c->moe_ffn;
     const char *const names[3] = {c->names->experts_gate, c->names->experts_up,
                                   c->names->experts_down};
     for (int32_t i = 0; i < 3; i++) {
@@ -261,7 +255,7 @@ static enum status stacked_parts(struct loader *l, int32_t layer, struct weight_
                                  struct weight_part *down)
 {
     const struct model_config *c = l->c;
-    int64_t n_experts = c->n_experts, hidden = width_of_experts(c), ffn = c->moe_ffn;
+    int64_t n_experts = c->n_experts, hidden = part_experts_width(c), ffn = c->moe_ffn;
     int64_t n = l->m->shard.moe_ffn, first = l->m->shard.rank * n;
     char gate_up_name[NAME_BYTES], down_name[NAME_BYTES];
     struct experts stacked;
@@ -289,82 +283,6 @@ static enum status stacked_parts(struct loader *l, int32_t layer, struct weight_
         struct weight_part p = expert_of(&stacked, e);
         part_requantise(l, &p);
         down[e] = weight_part_slice(p, 0, hidden, first, n);
-    }
-    return OK;
-}
-
-/* Reads elements [first, first + n) of an expert's bias; the expert's matrix has n_all rows. */
-static enum status expert_bias(struct loader *l, int32_t layer, const char *pattern, int32_t e,
-                               int64_t n_all, int64_t first, int64_t n, float *out)
-{
-    char base[NAME_BYTES], numbered[NAME_BYTES], name[NAME_BYTES];
-    struct weight_part p;
-    part_layer_name(pattern, layer, base);
-    part_numbered_name(base, e, numbered);
-    snprintf(name, sizeof name, "%.240s.bias", numbered);
-    TRY(part_of(l, name, &n_all, 1, &p));
-    weight_part_read(&p, 0, first, n, out);
-    return OK;
-}
-
-/* Biases that are stored per expert: this rank's gate rows, then its up rows. */
-static enum status single_biases(struct loader *l, int32_t layer, float *gate_up, float *down)
-{
-    const struct model_config *c = l->c;
-    const struct tensor_names *names = c->names;
-    int64_t ffn = c->moe_ffn, n = l->m->shard.moe_ffn, first = l->m->shard.rank * n;
-    for (int32_t e = 0; e < c->n_experts; e++) {
-        float *to = gate_up + e * 2 * n;
-        TRY(expert_bias(l, layer, names->expert_gate, e, ffn, first, n, to));
-        TRY(expert_bias(l, layer, names->expert_up, e, ffn, first, n, to + n));
-        TRY(expert_bias(l, layer, names->expert_down, e, c->hidden, 0, c->hidden,
-                        down + e * c->hidden));
-    }
-    return OK;
-}
-
-/* The same, from biases of all experts in one tensor, in which gate and up alternate. */
-static enum status stacked_biases(struct loader *l, int32_t layer, float *gate_up, float *down)
-{
-    const struct model_config *c = l->c;
-    int64_t ffn = c->moe_ffn, n = l->m->shard.moe_ffn, first = l->m->shard.rank * n;
-    int64_t hidden = width_of_experts(c);
-    char base[NAME_BYTES], name[NAME_BYTES];
-    struct weight_part gu, dn;
-    part_layer_name(c->names->experts_gate_up, layer, base);
-    snprintf(name, sizeof name, "%.240s_bias", base);
-    TRY(part_of(l, name, (int64_t[]){c->n_experts, 2 * ffn}, 2, &gu));
-    part_layer_name(c->names->experts_down, layer, base);
-    snprintf(name, sizeof name, "%.240s_bias", base);
-    TRY(part_of(l, name, (int64_t[]){c->n_experts, hidden}, 2, &dn));
-    for (int64_t e = 0; e < c->n_experts; e++) {
-        for (int64_t i = 0; i < n; i++) {
-            gate_up[e * 2 * n + i] = weight_part_get(&gu, e, 2 * (first + i));
-            gate_up[e * 2 * n + n + i] = weight_part_get(&gu, e, 2 * (first + i) + 1);
-        }
-        for (int64_t i = 0; i < hidden; i++) {
-            down[e * hidden + i] = weight_part_get(&dn, e, i);
-        }
-    }
-    return OK;
-}
-
-/* The biases as [n_experts] parts in fp32. `stacked`: the matrices are. */
-static enum status expert_biases(struct loader *l, int32_t layer, bool stacked, float *gate_up,
-                                 float *down, struct weight_part *gate_up_parts,
-                                 struct weight_part *down_parts)
-{
-    const int64_t n = l->m->shard.moe_ffn, hidden = l->c->hidden;
-    char base[NAME_BYTES], name[NAME_BYTES];
-    if (!stacked && l->c->names->experts_gate_up) {
-        part_layer_name(l->c->names->experts_gate_up, layer, base);
-        snprintf(name, sizeof name, "%.240s_bias", base);
-        stacked = part_has(l, name);
-    }
-    TRY(stacked ? stacked_biases(l, layer, gate_up, down) : single_biases(l, layer, gate_up, down));
-    for (int64_t e = 0; e < l->c->n_experts; e++) {
-        gate_up_parts[e] = weight_part_plain(gate_up + e * 2 * n, DT_F32, 1, 2 * n, 2 * n);
-        down_parts[e] = weight_part_plain(down + e * hidden, DT_F32, 1, hidden, hidden);
     }
     return OK;
 }
@@ -417,14 +335,14 @@ static enum status load_experts(struct loader *l, int32_t layer, struct layer_we
         dn_bias = xcalloc(n, sizeof *dn_bias);
         gu_values = xcalloc(n * 2 * (size_t)ffn, sizeof *gu_values);
         dn_values = xcalloc(n * (size_t)c->hidden, sizeof *dn_values);
-        st = expert_biases(l, layer, stacked, gu_values, dn_values, gu_bias, dn_bias);
+        st = load_expert_biases(l, layer, stacked, gu_values, dn_values, gu_bias, dn_bias);
     }
     if (st == OK) {
         struct weight_desc d = {.name = "experts' gate_up",
                                 .kind = WEIGHT_EXPERTS,
                                 .dtype = l->options->dtype,
                                 .n_out = (int64_t)per * ffn,
-                                .n_in = width_of_experts(c),
+                                .n_in = part_experts_width(c),
                                 .n_experts = c->n_experts,
                                 .n_parts = (int32_t)(per * n),
                                 .parts = gate_up,
@@ -436,7 +354,7 @@ static enum status load_experts(struct loader *l, int32_t layer, struct layer_we
         struct weight_desc d = {.name = "experts' down",
                                 .kind = WEIGHT_EXPERTS,
                                 .dtype = l->options->dtype,
-                                .n_out = width_of_experts(c),
+                                .n_out = part_experts_width(c),
                                 .n_in = ffn,
                                 .n_experts = c->n_experts,
                                 .n_parts = (int32_t)n,

@@ -174,6 +174,16 @@ enum status load_attention(struct loader *l, int32_t layer, struct layer_weights
 enum status load_recurrent(struct loader *l, int32_t layer, struct layer_weights *w);
 enum status load_ffn(struct loader *l, int32_t layer, struct layer_weights *w);
 enum status load_acts(struct loader *l, int32_t layer, struct layer_weights *w);
+/* The width of an expert's input and output. */
+static inline int64_t part_experts_width(const struct model_config *c)
+{
+    return c->moe_latent > 0 ? c->moe_latent : c->hidden;
+}
+/* expert_biases.c: the biases of this rank's parts of the experts, as [n_experts] parts of these
+ * arrays. stacked: one tensor holds the matrices of all experts. */
+enum status load_expert_biases(struct loader *l, int32_t layer, bool stacked, float *gate_up,
+                               float *down, struct weight_part *gate_up_parts,
+                               struct weight_part *down_parts);
 /* streams.c: what a layer has for several streams, and its low-rank branch; and the products before
  * and after all layers. */
 enum status load_streams(struct loader *l, int32_t layer, struct layer_weights *w);
