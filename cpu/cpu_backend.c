@@ -200,6 +200,7 @@ static const struct backend_ops cpu_ops = {
     .streams = cpu_streams,
     .rms_match = cpu_rms_match,
     .cutoff = cpu_cutoff,
+    .moe_identity = cpu_moe_identity,
     .hyper = cpu_hyper,
     .index_store = cpu_index_store,
     .index_pick = cpu_index_pick,

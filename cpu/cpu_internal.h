@@ -468,6 +468,7 @@ enum status cpu_attention(struct backend *be, const struct attention_args *a);
 enum status cpu_activation(struct backend *be, const struct activation_args *a);
 enum status cpu_moe_route(struct backend *be, const struct moe_route_args *a);
 enum status cpu_moe_ffn(struct backend *be, const struct moe_ffn_args *a);
+enum status cpu_moe_identity(struct backend *be, const struct moe_identity_args *a);
 enum status cpu_row_gate(struct backend *be, const struct row_gate_args *a);
 enum status cpu_gate(struct backend *be, const struct gate_args *a);
 enum status cpu_streams(struct backend *be, const struct streams_args *a);

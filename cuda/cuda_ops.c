@@ -227,6 +227,7 @@ const struct backend_ops cuda_ops = {
     .streams = cuda_op_streams,
     .rms_match = cuda_op_rms_match,
     .cutoff = cuda_op_cutoff,
+    .moe_identity = cuda_op_moe_identity,
     .recurrent = cuda_op_recurrent,
     .gated_conv = cuda_op_gated_conv,
     .hidden_open = cuda_hidden_open,

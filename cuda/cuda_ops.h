@@ -100,6 +100,7 @@ enum status cuda_op_hyper(struct backend *base, const struct hyper_args *a);
 /* cuda_ops_moe.c */
 enum status cuda_op_moe_route(struct backend *base, const struct moe_route_args *a);
 enum status cuda_op_moe_ffn(struct backend *base, const struct moe_ffn_args *a);
+enum status cuda_op_moe_identity(struct backend *base, const struct moe_identity_args *a);
 enum status cuda_op_moe(struct backend *base, const struct norm_args *norm,
                         const struct shared_expert_args *shared, const struct moe_route_args *route,
                         const struct moe_ffn_args *ffn);

@@ -255,6 +255,18 @@ enum status cuda_op_moe_ffn(struct backend *base, const struct moe_ffn_args *a)
     return run_experts(be, a, NULL, NULL);
 }
 
+enum status cuda_op_moe_identity(struct backend *base, const struct moe_identity_args *a)
+{
+    struct cuda_backend *be = cuda_backend_of(base);
+    TRY(be->device.lost);
+    if (!fits(a->x, a->width) || !fits(a->y, a->width) || a->x.dtype != a->y.dtype || a->k < 1 ||
+        a->k > MOE_MAX_K || a->n_experts < 1) {
+        return ERR_INVALID;
+    }
+    CUDA_TRY(&be->device, k_moe_identity(be->device.stream, a));
+    return OK;
+}
+
 /* ---- all of a mixture at once ---------------------------------------------------------------- */
 
 /* True if the shared expert has the experts' activation and plain weights without biases. */

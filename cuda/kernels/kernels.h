@@ -238,6 +238,8 @@ bool k_moe_coded_many_takes(const struct moe_ffn_args *a, const struct moe_weigh
 cudaError_t k_moe_ffn_coded_many(cudaStream_t stream, const struct moe_ffn_args *a,
                                  const struct moe_weights *w, const float *gate, void *scratch,
                                  const int32_t *real, int32_t row_offset, int32_t n_sms);
+/* moe/identity.cu */
+cudaError_t k_moe_identity(cudaStream_t stream, const struct moe_identity_args *a);
 /* moe/few.cu: the router, the experts and the shared expert beside them, for few rows. y is
  * overwritten with the sum of the experts and the shared expert. */
 struct moe_few {

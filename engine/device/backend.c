@@ -23,9 +23,10 @@ enum status backend_check(const struct backend *be, struct err *err)
     enum {
         N_BASIC = sizeof basic / sizeof basic[0],
         /* 10 fused ops, 2 ops for adapters, 2 queries about partial sums, `alive`, 5 ops for
-         * states, `gate`, `hyper`, 2 ops for sparse attention, 2 for several streams, `cutoff`, 2
-         * for draws that wait for their masks, and 3 for hidden states by slot. */
-        N_OPTIONAL = 32,
+         * states, `gate`, `hyper`, 2 ops for sparse attention, 2 for several streams, `cutoff`,
+         * `moe_identity`, 2 for draws that wait for their masks, and 3 for hidden states by slot.
+         */
+        N_OPTIONAL = 33,
     };
     _Static_assert(N_BASIC + N_OPTIONAL == sizeof *o / sizeof o->facts, "an op has no row above");
     for (size_t i = 0; i < N_BASIC; i++) {

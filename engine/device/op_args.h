@@ -355,6 +355,15 @@ struct moe_ffn_args {
     struct act_shape shape;
 };
 
+/* Experts that return their input, those with ids from n_experts on: y = (sum over these picks of
+ * weight) * x. The picks become the row's first other one, or expert 0 if it has none, with weight
+ * 0, so that moe_ffn can have them. */
+struct moe_identity_args {
+    struct tensor x, y; // [n_rows, width]
+    struct dmem ids, weights;
+    int32_t n_rows, width, n_experts, k;
+};
+
 /* y[row] *= sigmoid(x[row] . weight): the gate of a shared expert. */
 struct row_gate_args {
     struct tensor x, y;

@@ -167,6 +167,9 @@ struct backend_ops {
     enum status (*rms_match)(struct backend *be, const struct rms_match_args *a);
     enum status (*cutoff)(struct backend *be, const struct cutoff_args *a);
 
+    /* Optional: NULL if models with experts that return their input are unsupported. */
+    enum status (*moe_identity)(struct backend *be, const struct moe_identity_args *a);
+
     /* ---- hidden states by slot: all of these or none (NULL: draft heads are unsupported).
      * hidden_open is called with kv_open. */
     enum status (*hidden_open)(struct backend *be, int32_t width, enum dtype dtype,

@@ -201,6 +201,50 @@ OP_TEST(experts_scale_their_own_weights)
     op_close(&rig);
 }
 
+/* Picks beyond the experts return the input, and become picks of an expert that the row has. */
+OP_TEST(picks_beyond_the_experts_return_the_input)
+{
+    enum { ROWS = 4, K = 3, WIDTH = 37, EXPERTS = 5 };
+    static const int32_t picked[ROWS][K] = {{7, 3, 1}, {2, 5, 0}, {6, 5, 9}, {4, 1, 0}};
+    static const int32_t wanted[ROWS][K] = {{3, 3, 1}, {2, 2, 0}, {0, 0, 0}, {4, 1, 0}};
+    struct backend_limits limits = op_limits();
+    struct op_rig rig = op_open(backend, DT_F32, &limits);
+    float *x = op_random(ROWS * WIDTH, 1.0f), *given = op_random(ROWS * K, 1.0f);
+    float *nothing = op_random(ROWS * WIDTH, 1.0f), weights[ROWS][K];
+    int32_t ids[ROWS][K];
+    struct moe_identity_args a = {.x = op_tensor(&rig, x, ROWS, WIDTH, WIDTH + 3),
+                                  .y = op_tensor(&rig, nothing, ROWS, WIDTH, WIDTH + 1),
+                                  .n_rows = ROWS,
+                                  .width = WIDTH,
+                                  .n_experts = EXPERTS,
+                                  .k = K};
+    CHECK_EQ(rig.ops->alloc(rig.be, sizeof ids, &a.ids), OK);
+    CHECK_EQ(rig.ops->alloc(rig.be, sizeof weights, &a.weights), OK);
+    CHECK_EQ(rig.ops->write(rig.be, a.ids, picked, sizeof picked), OK);
+    CHECK_EQ(rig.ops->write(rig.be, a.weights, given, sizeof weights), OK);
+    CHECK_EQ(rig.ops->moe_identity(rig.be, &a), OK);
+    rig.ops->read(rig.be, ids, a.ids, sizeof ids);
+    rig.ops->read(rig.be, weights, a.weights, sizeof weights);
+    float *y = op_fetch(&rig, a.y, ROWS, WIDTH);
+    for (int32_t r = 0; r < ROWS; r++) {
+        double sum = 0.0;
+        for (int32_t k = 0; k < K; k++) {
+            const bool same = picked[r][k] >= EXPERTS;
+            sum += same ? (double)given[r * K + k] : 0.0;
+            CHECK_EQ(ids[r][k], wanted[r][k]);
+            CHECK_NEAR(weights[r][k], same ? 0.0 : (double)given[r * K + k], 0.0);
+        }
+        for (int32_t i = 0; i < WIDTH; i++) {
+            CHECK_NEAR(y[r * WIDTH + i], sum * (double)x[r * WIDTH + i], 1e-5);
+        }
+    }
+    free(x);
+    free(given);
+    free(nothing);
+    free(y);
+    op_close(&rig);
+}
+
 int main(int argc, char **argv)
 {
     return check_main(argc, argv);

@@ -398,6 +398,55 @@ TEST(a_captured_pass_serves_any_number_of_out_rows)
     replay_case(57, 104);
 }
 
+/* Any number of a row's picks, from none to all, may be beyond the experts. */
+TEST(experts_that_return_their_input_agree)
+{
+    NEED_GPU();
+    static const int32_t widths[] = {1, 40, 513, 6144};
+    for (int32_t i = 0; i < 36; i++) {
+        struct pair p;
+        const struct backend_limits limits = pair_limits();
+        REQUIRE(pair_open(&p, pair_dtypes[i % 3], false, &limits));
+        const int32_t n_rows = 1 + i % 9, width = widths[i / 3 % 4], k = 1 + i % 12, n_experts = 9;
+        struct pair_tensor x = tensor_random(&p, n_rows, width, width + 8, 1.0f);
+        struct pair_tensor y = tensor_random(&p, n_rows, width, width + i % 5, 1.0f);
+        const size_t n = (size_t)n_rows * (size_t)k;
+        int32_t *given = xmalloc(n * 4), *id[2];
+        float *weight = xmalloc(n * 4);
+        for (size_t j = 0; j < n; j++) {
+            const int32_t row = (int32_t)j / k, at = (int32_t)j % k;
+            given[j] = (row * 5 + at * (1 + row % 4)) % (n_experts + row % 3 * 9);
+            given[j] = row % 5 == 4 ? n_experts + at : given[j];
+            weight[j] = random_float(p.seed, (int64_t)j, 1.0f, DT_F32);
+        }
+        struct moe_identity_args a = {
+            .n_rows = n_rows, .width = width, .n_experts = n_experts, .k = k};
+        struct dmem ids[2], weights[2];
+        for (int b = FIRST; b < 2; b++) {
+            CHECK_EQ(p.be[b]->ops->alloc(p.be[b], n * 4, &ids[b]), OK);
+            CHECK_EQ(p.be[b]->ops->alloc(p.be[b], n * 4, &weights[b]), OK);
+            CHECK_EQ(p.be[b]->ops->write(p.be[b], ids[b], given, n * 4), OK);
+            CHECK_EQ(p.be[b]->ops->write(p.be[b], weights[b], weight, n * 4), OK);
+        }
+        BOTH(&p, moe_identity, a, a.x = x.t[b]; a.y = y.t[b]; a.ids = ids[b];
+             a.weights = weights[b]);
+        check_tensor(&p, "experts that return their input", &y, width, pair_tolerance(&p));
+        for (int b = 0; b < 2; b++) {
+            id[b] = xcalloc(2 * n, 4);
+        }
+        for (int b = FIRST; b < 2; b++) {
+            CHECK_EQ(p.be[b]->ops->read(p.be[b], id[b], ids[b], n * 4), OK);
+            CHECK_EQ(p.be[b]->ops->read(p.be[b], id[b] + n, weights[b], n * 4), OK);
+        }
+        CHECK(!COMPARED || memcmp(id[CPU], id[GPU], 2 * n * 4) == 0);
+        free(given);
+        free(weight);
+        free(id[CPU]);
+        free(id[GPU]);
+        pair_close(&p);
+    }
+}
+
 int main(int argc, char **argv)
 {
     return check_main(argc, argv);
