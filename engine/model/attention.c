@@ -351,6 +351,29 @@ static void add_gates(const struct loader *l, int32_t layer, char name[NAME_BYTE
     }
 }
 
+/* The norm of the latent, with its factor. */
+static enum status load_latent_norm(struct loader *l, const char *base, struct layer_weights *w)
+{
+    const int64_t n = l->c->kv_lora;
+    const float scale = l->c->latent_scale;
+    if (!(scale > 0.0f)) {
+        return part_vector(l, base, ".weight", n, &w->kv_a_norm);
+    }
+    char name[NAME_BYTES];
+    struct weight_part p;
+    snprintf(name, sizeof name, "%.240s.weight", base);
+    TRY(part_of(l, name, &n, 1, &p));
+    part_dummy_vector(l, &p, true);
+    float *scaled = xmalloc((size_t)n * sizeof *scaled);
+    for (int64_t i = 0; i < n; i++) {
+        scaled[i] = scale * weight_part_get(&p, 0, i);
+    }
+    p = weight_part_plain(scaled, DT_F32, 1, n, n);
+    const enum status st = part_open_vector(l, name, &p, &w->kv_a_norm);
+    free(scaled);
+    return st;
+}
+
 /* One product in place of those that read the layer's input: the key's, unless the layer reads
  * another layer's, and, if queries have a product of their own, that product and the gates. */
 static enum status load_mla_low(struct loader *l, int32_t layer, struct layer_weights *w)
@@ -383,7 +406,7 @@ static enum status load_mla_low(struct loader *l, int32_t layer, struct layer_we
         part_pass_over(l, norm);
         return OK;
     }
-    return part_vector(l, norm, ".weight", c->kv_lora, &w->kv_a_norm);
+    return load_latent_norm(l, norm, w);
 }
 
 /* Scales of queries by position, with weights for each head. */

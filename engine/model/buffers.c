@@ -132,6 +132,9 @@ static int32_t plan_experts(struct model *m, int32_t max_rows, struct buffer_pla
     }
     if (c->n_experts > 0) {
         p[n++] = (struct buffer_plan){&m->routed, NULL, m->act, c->hidden, max_rows};
+        if (c->experts_late) {
+            p[n++] = (struct buffer_plan){&m->late, NULL, m->act, c->hidden, max_rows};
+        }
         if (c->names->experts_norm) {
             p[n++] = (struct buffer_plan){&m->experts_in, NULL, m->act, c->hidden, max_rows};
         }
@@ -185,8 +188,8 @@ static int32_t plan_buffers(struct model *m, int32_t max_rows, int32_t max_out,
     return n;
 }
 
-/* Upper bound of the number of rows that plan_buffers fills; today at most 36. */
-enum { MAX_BUFFERS = 37 };
+/* Upper bound of the number of rows that plan_buffers fills; today at most 37. */
+enum { MAX_BUFFERS = 38 };
 
 /* An upper bound, for planning memory before anything is allocated. It includes 256 bytes of
  * alignment per buffer. */

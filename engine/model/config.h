@@ -208,6 +208,9 @@ struct model_config {
     bool correction_may_lack; // a checkpoint without the correction has none
     bool weigh_inputs;        // routing weights multiply the experts' inputs, not their outputs
     bool experts_beside;      // a layer with experts also has an MLP, with norms for both
+    bool experts_late;        // the same without these norms; the end of the next layer, which has
+                              // none, adds the result of the experts
+    int32_t n_identity;       // experts after the others that return their input
     float routed_scale;
     float routed_spread; // for MOE_MIXER
     int32_t n_group, topk_group;
@@ -218,6 +221,7 @@ struct model_config {
     /* Multi-head latent attention; kv_lora 0: none. */
     int32_t q_lora, kv_lora, nope_dim, rope_dim, v_dim;
     float mla_norm_eps; // epsilon of the norms inside MLA
+    float latent_scale; // factor of the normed latent; 0: none
     bool q_twice;       // the product of the low-rank query reads it both normed and as it was
     bool heads_grow;    // queries are scaled by position, with weights for each head
     struct index_config index;
@@ -288,6 +292,9 @@ struct tensor_names {
     const char *embed, *final_norm, *head;
     const char *positions; // the table of learned positions
     const char *layers;    // replaces "layers."; NULL: it stays
+    /* Layers 2 n and 2 n + 1 are one in checkpoints. In names of layers '#' stands for which of the
+     * two it is. */
+    bool paired;
     const char *attn_norm, *attn_post_norm, *ffn_norm, *ffn_post_norm;
     const char *q, *k, *v, *qkv, *o, *q_norm, *k_norm, *sinks, *attn_gate;
     const char *gate, *up, *gate_up, *down;

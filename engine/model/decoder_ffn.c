@@ -138,7 +138,7 @@ static struct moe_route_args route_of(const struct flow *f, const struct layer_w
                                    .ids = m->route_ids,
                                    .weights = m->route_weights,
                                    .n_rows = f->n_rows,
-                                   .n_experts = c->n_experts,
+                                   .n_experts = c->n_experts + c->n_identity,
                                    .k = c->experts_per_token,
                                    .scoring = c->scoring,
                                    .renormalise = c->renormalise,
@@ -258,7 +258,8 @@ static enum status moe(struct flow *f, const struct layer_weights *w, struct ten
 bool decoder_ffn_is_one_op(const struct flow *f, int32_t layer)
 {
     const struct layer_weights *w = &f->m->layers[layer];
-    return !f->m->config->layers[layer].moe || (!w->experts_norm && !are_apart(f, w));
+    const bool late = f->m->config->experts_late;
+    return !f->m->config->layers[layer].moe || (!late && !w->experts_norm && !are_apart(f, w));
 }
 
 /* An MLP that reads `in`, plus experts with separate norms before and after them: the layer has
@@ -290,22 +291,77 @@ static enum status mlp_and_experts(struct flow *f, int32_t layer, struct tensor 
     return flow_finish_delta(f, NULL, w->ffn_post_norm);
 }
 
+/* The experts' result, into m->late; those that return their input are not reduced over ranks. */
+static enum status late_experts(struct flow *f, const struct layer_weights *w, struct tensor in)
+{
+    struct model *m = f->m;
+    const struct model_config *c = m->config;
+    const bool some_return = c->n_identity > 0;
+    const struct moe_identity_args identity = {.x = in,
+                                               .y = m->late,
+                                               .ids = m->route_ids,
+                                               .weights = m->route_weights,
+                                               .n_rows = f->n_rows,
+                                               .width = c->hidden,
+                                               .n_experts = c->n_experts,
+                                               .k = c->experts_per_token};
+    struct moe_ffn_args experts = experts_of(f, w, in, some_return ? m->routed : m->late);
+    const struct reduce_args reduce = {.y = experts.y,
+                                       .n_rows = f->n_rows,
+                                       .width = c->hidden,
+                                       .whole = m->shard.n_ranks == 1,
+                                       .moe = &experts};
+    const struct norm_args add = {.x = m->late,
+                                  .delta = m->routed,
+                                  .out = no_tensor,
+                                  .n_rows = f->n_rows,
+                                  .width = c->hidden,
+                                  .delta_scale = 1.0f};
+    TRY(route(f, w, in));
+    TRY(some_return ? f->ops->moe_identity(f->be, &identity) : OK);
+    TRY(f->ops->moe_ffn(f->be, &experts));
+    TRY(f->ops->reduce(f->be, &reduce));
+    return some_return ? f->ops->norm(f->be, &add) : OK;
+}
+
+/* delta += the result of the experts of the layer before this one. */
+static enum status add_late(struct flow *f)
+{
+    struct model *m = f->m;
+    struct tensor late = m->late;
+    if (f->narrowed) {
+        TRY(flow_gather(f, &late, m->routed, m->config->hidden));
+    }
+    const struct norm_args add = {.x = m->delta,
+                                  .delta = late,
+                                  .out = no_tensor,
+                                  .n_rows = f->n_rows,
+                                  .width = m->config->hidden,
+                                  .delta_scale = 1.0f};
+    flow_norm_before(f, &add);
+    return OK;
+}
+
 /* An MLP, experts, or both. The result stays pending in delta. */
 enum status decoder_ffn(struct flow *f, int32_t layer, struct tensor in)
 {
     struct model *m = f->m;
     const struct layer_weights *w = &m->layers[layer];
-    if (m->config->layers[layer].moe) {
+    const bool moes = m->config->layers[layer].moe, late = m->config->experts_late;
+    if (moes && !late) {
         return w->experts_norm ? mlp_and_experts(f, layer, in) : moe(f, w, in);
     }
+    TRY(moes ? late_experts(f, w, in) : OK);
+    const bool adds = late && !moes;
     const int32_t ffn = model_layer_share(m->config, &m->shard, layer).ffn;
-    const struct mlp_args a =
-        mlp_of(f, w, w->gate_up, w->down, ffn, in, flow_sums_for_norm(f, w->ffn_post_norm));
+    const struct mlp_args a = mlp_of(f, w, w->gate_up, w->down, ffn, in,
+                                     adds ? NULL : flow_sums_for_norm(f, w->ffn_post_norm));
     TRY(m->config->layers[layer].cutoff.is_on ? sparse_mlp(f, layer, &a) : mlp(f, &a));
     struct reduce_args reduce = {.y = m->delta,
                                  .n_rows = f->n_rows,
                                  .width = m->config->hidden,
                                  .whole = m->shard.n_ranks == 1,
                                  .linear = w->down};
-    return flow_finish_delta(f, &reduce, w->ffn_post_norm);
+    TRY(flow_finish_delta(f, &reduce, w->ffn_post_norm));
+    return adds ? add_late(f) : OK;
 }

@@ -443,6 +443,19 @@ static void name_correction(const struct loader *l, int32_t layer, char name[NAM
     }
 }
 
+/* Experts that return their input; transformers saves matrices of them that nothing reads. */
+static void pass_over_identity(struct loader *l, int32_t layer)
+{
+    const struct model_config *c = l->c;
+    for (int32_t e = c->n_experts; e < c->n_experts + c->n_identity; e++) {
+        char pattern[NAME_BYTES], name[NAME_BYTES];
+        part_layer_name(or_empty(c->names->expert_up), layer, pattern);
+        part_numbered_name(pattern, e, name);
+        *strrchr(name, '.') = '\0';
+        part_pass_over(l, name);
+    }
+}
+
 /* The router stays in fp32, because rounding it would change which experts are picked. */
 static enum status load_moe(struct loader *l, int32_t layer, struct layer_weights *w)
 {
@@ -450,7 +463,8 @@ static enum status load_moe(struct loader *l, int32_t layer, struct layer_weight
     const struct tensor_names *names = c->names;
     char name[NAME_BYTES];
     part_layer_name(names->router, layer, name);
-    struct stack router = {.pieces = {{name, c->n_experts, 0, c->n_experts}},
+    const int64_t n_all = c->n_experts + c->n_identity;
+    struct stack router = {.pieces = {{name, n_all, 0, n_all}},
                            .n = 1,
                            .n_in = c->hidden,
                            .n_cols = c->hidden,
@@ -459,9 +473,10 @@ static enum status load_moe(struct loader *l, int32_t layer, struct layer_weight
     TRY(part_linear(l, &router, DT_F32, &w->router));
     name_correction(l, layer, name);
     if (c->correction && !(c->correction_may_lack && !part_has(l, name))) {
-        TRY(part_vector(l, name, "", c->n_experts, &w->correction));
+        TRY(part_vector(l, name, "", n_all, &w->correction));
     }
     TRY(load_experts(l, layer, w));
+    pass_over_identity(l, layer);
     TRY(load_latent(l, layer, w));
     if (c->shared_ffn > 0) {
         const int32_t shard = l->m->shard.shared_ffn;
@@ -492,10 +507,10 @@ enum status load_ffn(struct loader *l, int32_t layer, struct layer_weights *w)
     TRY(load_acts(l, layer, w));
     if (c->layers[layer].moe) {
         TRY(load_moe(l, layer, w));
-        if (!c->experts_beside) {
+        if (!c->experts_beside && !c->experts_late) {
             return OK;
         }
-        TRY(load_beside(l, layer, w));
+        TRY(c->experts_beside ? load_beside(l, layer, w) : OK);
     }
     const struct layer_share share = model_layer_share(c, &l->m->shard, layer);
     const struct mlp_size size = {c->layers[layer].ffn, share.ffn, share.gates};

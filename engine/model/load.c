@@ -402,6 +402,11 @@ static enum status check_device(const struct model_config *c, const struct backe
                        "%s: models with hyper-connections are not supported on this device",
                        c->model_type);
     }
+    if (c->n_identity > 0 && !be->ops->moe_identity) {
+        return err_set(err, ERR_UNSUPPORTED,
+                       "%s: experts that return their input are not supported on this device",
+                       c->model_type);
+    }
     if (adapted && !be->ops->linear_adapter) {
         return err_set(err, ERR_UNSUPPORTED, "adapters are not supported on this device");
     }

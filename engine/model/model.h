@@ -168,7 +168,7 @@ struct model {
     int32_t max_rows, max_out;
     struct tensor x, h, qkv, q_abs, attn, attn_v, delta, routed, experts_in, ff_in, ff, low, out_x,
         out_h, out_attn, mlp_in, index_k, index_weights, mix, mix_conv, mix_decay, mix_gate, latent,
-        latent_y;
+        latent_y, late;
     // per-layer inputs; out_input: the last layer's, for the out rows
     struct tensor inputs, inputs_proj_out, out_input;
     struct tensor streams, out_streams; // [rows, streams, hidden]

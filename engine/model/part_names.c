@@ -3,6 +3,7 @@
 #include "engine/model/part.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* The name that a tensor of a head's layer has in this checkpoint. */
@@ -92,12 +93,30 @@ static const char *released_name(const struct loader *l, const char *name, char 
     return out;
 }
 
+/* The name of a layer's tensor where two layers are one in checkpoints. */
+static const char *paired_name(const struct loader *l, const char *name, char room[NAME_BYTES])
+{
+    static const char first[] = "model.layers.";
+    if (!l->c->names->paired || strncmp(name, first, sizeof first - 1) != 0) {
+        return name;
+    }
+    char *rest;
+    const long layer = strtol(name + sizeof first - 1, &rest, 10);
+    const size_t n = strcspn(rest, "#");
+    snprintf(room, NAME_BYTES, "%s%ld%.*s", first, layer / 2, (int)n, rest);
+    if (rest[n]) {
+        const size_t at = strlen(room);
+        snprintf(room + at, NAME_BYTES - at, "%ld%s", layer % 2, rest + n + 1);
+    }
+    return room;
+}
+
 /* Checkpoints differ in the prefixes of their names. The form found at the start applies to all
  * names. */
 void part_full_name(const struct loader *l, const char *base, char out[NAME_BYTES])
 {
-    char room[NAME_BYTES], inner[NAME_BYTES];
-    const char *name = part_named(l, base, room);
+    char room[NAME_BYTES], inner[NAME_BYTES], pair[NAME_BYTES];
+    const char *name = paired_name(l, part_named(l, base, room), pair);
     if (l->inner_names) {
         name = part_inner_name(name, inner);
     } else if (l->released) {

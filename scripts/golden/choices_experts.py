@@ -123,6 +123,19 @@ def deepseek_v3(rng):
     return c
 
 
+def longcat_flash(rng):
+    c = deepseek(rng)
+    for key in ("n_shared_experts", "first_k_dense_replace", "n_group", "topk_group", "norm_topk_prob"):
+        del c[key]
+    c.update(
+        num_hidden_layers=2 * rng.choice([1, 2, 3]),  # two in each layer of its files
+        num_experts_per_tok=rng.choice([2, 3, 5]),  # its class fails with one
+        zero_expert_num=rng.choice([0, 1, 4, 11]),
+        q_lora_rank=rng.choice([16, 24]),
+    )
+    return c
+
+
 def deepseek_v32(rng):
     c = deepseek(rng)
     c.update(
@@ -375,6 +388,7 @@ FAMILIES = {
     "gpt_oss": gpt_oss,
     "deepseek_v2": deepseek_v2,
     "deepseek_v3": deepseek_v3,
+    "longcat_flash": longcat_flash,
     "youtu": youtu,
     "minicpm3": minicpm3,
     "kimi_k2": deepseek_v3,

@@ -17,7 +17,7 @@ import golden
 from nightly import NIGHTLY, covering, share
 
 NEWER = [os.path.join(golden.FAMILIES, f) for f in ("mistral-small-4", "hunyuan-moe", "exaone-4", "glm-5", "gemma-3n", "hy-4",
-                                                        "mistral-large-4", "minimax-m3")]
+                                                        "mistral-large-4", "minimax-m3", "longcat-flash")]
 FAMILIES = ["llama-3", "gemma-2", "qwen2-moe", "gpt-oss", "deepseek-v3", *NEWER]
 EVERY = [*golden.families(), *NEWER]
 NGRAM = '{"method":"ngram","num_speculative_tokens":4,"prompt_lookup_min":1}'

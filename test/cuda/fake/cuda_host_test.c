@@ -172,7 +172,7 @@ static int all_families(const void *arg)
         "deepseek-v3.2",    "glm-5",       "minimax-m3",    "apertus",
         "step-3.7",         "laguna",      "mimo-v2-flash", "afmoe",
         "olmo-hybrid",      "lfm3",        "muse-glimmer",  "command-a-plus",
-        "granite-swa",      "hy-4",        "gemma-3n"};
+        "granite-swa",      "hy-4",        "gemma-3n",      "longcat-flash"};
     for (size_t i = 0; i < 4 * sizeof families / sizeof families[0]; i++) {
         char dir[64];
         host_family(dir, sizeof dir, families[i / 4]);
