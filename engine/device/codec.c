@@ -22,6 +22,7 @@ static const struct {
     [PACK_NONE] = {0, false, NULL},           [PACK_BYTES] = {1, false, NULL},
     [PACK_WORDS_ACROSS] = {4, false, NULL},   [PACK_WORDS_DOWN] = {4, true, NULL},
     [PACK_WORDS_AWQ] = {4, true, awq_fields}, [PACK_BYTES_BACK] = {1, false, back_fields},
+    [PACK_BYTES_APART] = {1, true, NULL},
 };
 
 /* Units are little-endian, like the supported machines. */
@@ -41,8 +42,9 @@ static uint32_t bits_at(const struct number_grid *g, int64_t row, int64_t col)
     }
     int32_t unit_bytes = packings[g->packing].unit_bytes, per_unit = unit_bytes * 8 / bits;
     int64_t *along = packings[g->packing].down ? &row : &col;
-    int32_t field = (int32_t)(*along % per_unit);
-    *along /= per_unit;
+    const bool apart = g->packing == PACK_BYTES_APART; // rows of a unit do not follow one another
+    int32_t field = (int32_t)(apart ? row / g->apart : *along % per_unit);
+    *along = apart ? row % g->apart : *along / per_unit;
     if (packings[g->packing].fields) {
         field = packings[g->packing].fields[field];
     }

@@ -24,6 +24,7 @@ enum packing {
     PACK_WORDS_ACROSS, // 32-bit words of successive columns, the first in the lowest bits
     PACK_WORDS_DOWN,   // 32-bit words of successive rows, the first in the lowest bits
     PACK_WORDS_AWQ,    // 32-bit words of 8 successive rows, in AWQ's order
+    PACK_BYTES_APART,  // bytes of rows that are `apart` rows apart, the first in the lowest bits
 };
 
 /* A matrix of stored elements: (row, col) is element row * row_stride + col * col_stride. For
@@ -35,6 +36,7 @@ struct number_grid {
     enum dtype dtype;
     enum packing packing;
     int64_t row_stride, col_stride;
+    int64_t apart; // for PACK_BYTES_APART
 };
 
 /* How a whole-tensor scale is applied to the scales of blocks. */

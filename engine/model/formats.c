@@ -34,7 +34,7 @@ static enum status bad_tensor(const struct module *m, const struct checkpoint_te
 static struct number_grid columns_of(const struct checkpoint_tensor *t, enum dtype dtype,
                                      enum packing packing, int64_t row_stride)
 {
-    return (struct number_grid){t->data, dtype, packing, 1, row_stride};
+    return (struct number_grid){t->data, dtype, packing, 1, row_stride, 0};
 }
 
 /* ---- scales ------------------------------------------------------------------------------- */
@@ -359,6 +359,33 @@ static enum status read_mxfp4_experts(const struct module *m, struct weight_code
     return OK;
 }
 
+/* ---- three values -------------------------------------------------------------------------- */
+
+/* BitNet: -1, 0 and 1 as 0, 1 and 2. The bytes of a row hold that row and those 1/4, 2/4 and 3/4 of
+ * all rows after it. */
+static enum status read_ternary(const struct module *m, struct weight_codec *out)
+{
+    static const float one = 1.0f;
+    const struct checkpoint_tensor *values;
+    const int64_t quarter = m->n_out / 4;
+    if (m->n_out % 4 != 0) {
+        return err_set(m->err, ERR_FORMAT, "%s: %lld outputs are not a multiple of 4", m->name,
+                       (long long)m->n_out);
+    }
+    TRY(format_need_tensor(m, ".weight", &values));
+    TRY(format_need_dtype(m, values, DT_U8));
+    TRY(format_need_dims(m, values, 2, (int64_t[]){quarter, m->n_in}));
+    out->values = rows_of(values, DT_U2, PACK_BYTES_APART, m->n_in);
+    out->values.apart = quarter;
+    out->scales = (struct number_grid){.data = &one, .dtype = DT_F32};
+    out->block_rows = m->n_out;
+    out->block_cols = m->n_in;
+    out->zero = 1;
+    return read_tensor_scale(m, ".weight_scale",
+                             m->scheme->inverse_scale ? TENSOR_SCALE_DIVIDES : TENSOR_SCALE_TIMES,
+                             out);
+}
+
 /* ---- inputs ------------------------------------------------------------------------------- */
 
 /* Input scales come from calibration. An expert that no calibration token reached may have none. */
@@ -423,6 +450,7 @@ static const struct module_format formats[] = {
     {"mxfp4-pack-quantized", ".weight_packed", read_mxfp4, DT_E2M1, DT_E8M0},
     {"NVFP4", ".weight", read_nvfp4_modelopt, DT_I64, DT_F32},
     {"mxfp4", "_blocks", read_mxfp4_experts, DT_E2M1, DT_E8M0},
+    {"bitnet", ".weight", read_ternary, DT_I64, DT_F32},
     {"bitsandbytes-4bit", ".weight", format_read_bnb4, DT_I64, DT_F32},
     {"bitsandbytes-8bit", ".weight", format_read_bnb8, DT_I64, DT_F32},
 };

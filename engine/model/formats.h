@@ -18,6 +18,7 @@ struct quant_scheme {
     int32_t block_rows, block_cols;
     bool asymmetric;
     bool act_order;           // a tensor says which group each input belongs to
+    bool inverse_scale;       // the values are divided by the tensor's scale
     int32_t zero_offset;      // added to each stored zero
     struct input_rule inputs; // defaults, which the module's tensors may override
 };

@@ -159,7 +159,7 @@ enum status format_read_bnb4(const struct module *m, struct weight_codec *out)
     TRY(format_need_dims(m, values, 2, (int64_t[]){m->n_out * (m->n_in / 2), 1}));
     const int64_t across = m->n_in / s.block, n = m->n_out * across;
     out->values = rows_of(values, s.numbers, PACK_BYTES_BACK, m->n_in / 2);
-    out->scales = (struct number_grid){NULL, DT_F32, PACK_NONE, across, 1};
+    out->scales = (struct number_grid){NULL, DT_F32, PACK_NONE, across, 1, 0};
     out->block_rows = 1;
     out->block_cols = s.block;
     if (s.nested) {

@@ -99,7 +99,7 @@ bool tensor_is_plain(const struct checkpoint_tensor *t)
 enum status format_check_scales(const struct module *m, const struct checkpoint_tensor *t,
                                 enum dtype dtype, size_t first, size_t n)
 {
-    struct number_grid all = {t->data, dtype, PACK_NONE, 0, 1};
+    struct number_grid all = {t->data, dtype, PACK_NONE, 0, 1, 0};
     for (size_t i = first; i < first + n; i++) {
         float scale = number_get(&all, 0, (int64_t)i);
         if (!isfinite(scale) || scale == 0.0f) {

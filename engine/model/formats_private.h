@@ -67,7 +67,7 @@ static inline int64_t cut_up(int64_t n, int64_t by)
 static inline struct number_grid rows_of(const struct checkpoint_tensor *t, enum dtype dtype,
                                          enum packing packing, int64_t row_stride)
 {
-    return (struct number_grid){t->data, dtype, packing, row_stride, 1};
+    return (struct number_grid){t->data, dtype, packing, row_stride, 1, 0};
 }
 
 #endif

@@ -16,7 +16,7 @@ static struct number_grid stacked_grid(const struct module *m, const struct chec
                                        enum dtype dtype, enum packing packing, int64_t n)
 {
     const struct expert_place *at = &m->place;
-    struct number_grid g = {t->data, dtype, packing, 0, 0};
+    struct number_grid g = {t->data, dtype, packing, 0, 0, 0};
     int64_t first = at->expert * at->n_rows * n;
     if (at->turned) {
         first += at->first_row;
@@ -99,7 +99,7 @@ static enum status read_scales_of_blocks(const struct module *m, const struct ch
     const int64_t row = at->first_row / m->n_out * rows, expert = at->expert * all_rows * cols;
     out->block_rows = s->block_rows;
     out->block_cols = s->block_cols;
-    out->scales = (struct number_grid){NULL, t->dtype, PACK_NONE, cols, 1};
+    out->scales = (struct number_grid){NULL, t->dtype, PACK_NONE, cols, 1, 0};
     int64_t first = expert + row * cols;
     if (at->turned) {
         out->scales.row_stride = 1;

@@ -305,6 +305,29 @@ static enum status read_bnb(const struct json *j, struct quant_rules *rules, str
     return quant_rules_add(rules, RULE_ALL, "", &s, err);
 }
 
+/* ---- bitnet ------------------------------------------------------------------------------- */
+
+/* Inputs have a scale per row. The two classes differ in what they do with the stored scale. */
+static enum status read_bitnet(const struct json *j, struct quant_rules *rules, struct err *err)
+{
+    const char *class = json_get_string(j, "linear_class");
+    struct quant_scheme s = {.format = format_find("bitnet"),
+                             .bits = 2,
+                             .inputs = {.numbers = INPUT_I8, .from_row = true},
+                             .inverse_scale = true};
+    TRY(quant_check_string(j, "quantization_mode", "offline", err));
+    if (class && strcmp(class, "autobitlinear") == 0) {
+        s.inverse_scale = false;
+    } else {
+        TRY(quant_check_string(j, "linear_class", "bitlinear", err));
+    }
+    if (json_get_bool(j, "use_rms_norm", false)) {
+        return err_set(err, ERR_UNSUPPORTED, "use_rms_norm true is not supported");
+    }
+    TRY(quant_leave_alone(j, "modules_to_not_convert", RULE_PART, rules, err));
+    return quant_rules_add(rules, RULE_ALL, "", &s, err);
+}
+
 /* ---- the table ---------------------------------------------------------------------------- */
 
 static const struct quant_method methods[] = {
@@ -317,6 +340,7 @@ static const struct quant_method methods[] = {
     {"mxfp4", "gpt_oss_mxfp4", read_mxfp4},
     {"mxfp8", NULL, read_mxfp8},
     {"bitsandbytes", NULL, read_bnb},
+    {"bitnet", NULL, read_bitnet},
     {"modelopt", "modelopt_fp4|modelopt_mxfp8|modelopt_mixed", read_modelopt},
 };
 

@@ -197,3 +197,14 @@ def bnb8(w):
     s = w.abs().amax(1).clamp(min=1e-6)
     codes = torch.round(w * (127 / s[:, None]))
     return {".weight": codes.to(torch.int8), ".SCB": s}, codes * (s / 127)[:, None]
+
+
+def ternary(w, dtype, inverse):
+    """BitNet: multiples -1, 0 and 1 of a scale, four rows in one; the scale or its reciprocal is stored."""
+    mean = w.abs().mean().clamp(min=1e-5)
+    scale = (1 / mean if inverse else mean).to(dtype)
+    exact = 1 / scale.float() if inverse else scale.float()
+    signs = (w / exact).round().clamp(-1, 1)
+    quarters = (signs + 1).to(torch.uint8).chunk(4)
+    packed = quarters[0] | quarters[1] << 2 | quarters[2] << 4 | quarters[3] << 6
+    return {".weight": packed, ".weight_scale": scale.reshape(1)}, signs * exact

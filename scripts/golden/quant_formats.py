@@ -334,6 +334,20 @@ def kv_scales(rng, made, modules, config):
                 made[at + "k_scale"], made[at + "v_scale"] = torch.tensor([0.02]), torch.tensor([0.03])
 
 
+def bitnet(rng, modules, model):
+    auto, dtype = chance(rng, 0.5), rng.choice(DTYPES)
+    config = {"quant_method": "bitnet"}
+    if auto:
+        config["linear_class"] = "autobitlinear"
+        maybe(rng, config, quantization_mode="offline")
+    else:
+        maybe(rng, config, linear_class="bitlinear", use_rms_norm=False)
+    rest, entries = divided(rng, modules, "part", lambda w: w.shape[0] % 4 == 0)
+    config["modules_to_not_convert"] = entries
+    made, values = encode_all(rest, lambda m, w: codes.ternary(w, dtype, not auto))
+    return made, values, config
+
+
 def awq(rng, modules, model):
     group, dtype, asym = rng.choice([16, 32, 64, 128, -1]), rng.choice(DTYPES[:2]), chance(rng, 0.7)
     older = chance(rng, 0.3)
@@ -469,6 +483,7 @@ FORMATS = {
     "gptq": gptq,
     "modelopt": modelopt,
     "bitsandbytes": bnb,
+    "bitnet": bitnet,
 }
 
 

@@ -81,8 +81,12 @@ static struct weight_part make_tensor(const struct format *f, int32_t n_out, int
     struct weight_codec *c = &p.codec;
     int32_t per_byte = 8 / dtype_bits(f->values);
     int64_t row_bytes = (n_in + per_byte - 1) / per_byte;
-    c->values = (struct number_grid){random_bytes((size_t)(row_bytes * n_out)), f->values,
-                                     per_byte > 1 ? PACK_BYTES : PACK_NONE, row_bytes, 1};
+    c->values = (struct number_grid){random_bytes((size_t)(row_bytes * n_out)),
+                                     f->values,
+                                     per_byte > 1 ? PACK_BYTES : PACK_NONE,
+                                     row_bytes,
+                                     1,
+                                     0};
     // avoids the code of NaN
     for (int64_t i = 0; f->values == DT_E4M3 && i < row_bytes * n_out; i++) {
         uint8_t *byte = (uint8_t *)c->values.data + i;
@@ -94,11 +98,15 @@ static struct weight_part make_tensor(const struct format *f, int32_t n_out, int
     c->block_cols = f->block_cols ? f->block_cols : n_in;
     int64_t rows = (n_out + c->block_rows - 1) / c->block_rows;
     int64_t cols = (n_in + c->block_cols - 1) / c->block_cols;
-    c->scales = (struct number_grid){random_scales(f->scales, (size_t)(rows * cols)), f->scales,
-                                     PACK_NONE, cols, 1};
+    c->scales = (struct number_grid){
+        random_scales(f->scales, (size_t)(rows * cols)), f->scales, PACK_NONE, cols, 1, 0};
     if (f->zeros) {
-        c->zeros = (struct number_grid){random_bytes((size_t)(rows * cols)), f->values,
-                                        per_byte > 1 ? PACK_BYTES : PACK_NONE, cols, 1};
+        c->zeros = (struct number_grid){random_bytes((size_t)(rows * cols)),
+                                        f->values,
+                                        per_byte > 1 ? PACK_BYTES : PACK_NONE,
+                                        cols,
+                                        1,
+                                        0};
     }
     c->zero = f->zero;
     c->tensor_scale_use = f->tensor_scale;

@@ -107,16 +107,16 @@ static inline struct weight_part make_tensor(const struct format *f, int32_t n_o
         }
     }
     const enum packing packing = per_byte > 1 ? PACK_BYTES : PACK_NONE;
-    c->values = (struct number_grid){values, f->values, packing, row_bytes, 1};
+    c->values = (struct number_grid){values, f->values, packing, row_bytes, 1, 0};
     c->block_rows = f->block_rows ? f->block_rows : n_out;
     c->block_cols = f->block_cols ? f->block_cols : n_in;
     const int64_t rows = (n_out + c->block_rows - 1) / c->block_rows;
     const int64_t cols = (n_in + c->block_cols - 1) / c->block_cols;
-    c->scales = (struct number_grid){random_scales(f->scales, (size_t)(rows * cols)), f->scales,
-                                     PACK_NONE, cols, 1};
+    c->scales = (struct number_grid){
+        random_scales(f->scales, (size_t)(rows * cols)), f->scales, PACK_NONE, cols, 1, 0};
     if (f->zeros) {
-        c->zeros =
-            (struct number_grid){random_bytes((size_t)(rows * cols)), f->values, packing, cols, 1};
+        c->zeros = (struct number_grid){
+            random_bytes((size_t)(rows * cols)), f->values, packing, cols, 1, 0};
     }
     if (f->has_order) {
         c->groups = random_order(n_in, (int32_t)c->block_cols);

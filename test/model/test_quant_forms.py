@@ -154,6 +154,39 @@ def test_bitsandbytes(pack, config, tmp_path):
     check_same(*pack_each(tmp_path, pack, quant_method="bitsandbytes", llm_int8_skip_modules=["lm_head"], **config))
 
 
+def ternary_of(inverse):
+    """BitNet's -1, 0 and 1: four rows, each a quarter of all rows after the one before, in the bits of one."""
+    def pack(w):
+        scale = F32(1) / numpy.abs(w).mean() if inverse else numpy.abs(w).mean()
+        signs = numpy.round(w * scale if inverse else w / scale).clip(-1, 1).astype(F32)
+        a, b, c, d = (signs + 1).astype(numpy.uint8).reshape(4, -1, w.shape[1])
+        values = signs * (F32(1) / scale) if inverse else signs * scale
+        return {".weight": a | b << 2 | c << 4 | d << 6, ".weight_scale": scale.astype(F32).reshape(1)}, values
+    return pack
+
+
+BITNET = os.path.join(golden.FAMILIES, "bitnet")
+
+
+@pytest.mark.parametrize("source", [SOURCE, BITNET], ids=["llama", "bitnet"])
+@pytest.mark.parametrize("inverse, config", [(True, {}), (True, {"linear_class": "bitlinear", "use_rms_norm": False}),
+                                             (False, {"linear_class": "autobitlinear", "quantization_mode": "offline"})])
+def test_bitnet(source, inverse, config, tmp_path):
+    folder, twin = pack_each(tmp_path, ternary_of(inverse), source, quant_method="bitnet", **config)
+    if source == SOURCE:
+        check_same(folder, twin)
+    assert scores(folder) == scores(twin)
+    assert scores(folder, dtype=None) != scores(folder, "--activation-quantization", "none", dtype=None)
+
+
+@pytest.mark.parametrize("values, named", [({"quantization_mode": "online"}, "quantization_mode"), ({"use_rms_norm": True}, "use_rms_norm"),
+                                           ({"linear_class": "other"}, "linear_class")])
+def test_what_bitnet_has_besides_is_refused(values, named, tmp_path):
+    folder, _ = pack_each(tmp_path, ternary_of(True), quant_method="bitnet", **values)
+    done = run(folder)
+    assert done.returncode == 1 and named in done.stderr and done.stderr.count("\n") == 1, done.stderr
+
+
 def change(c, suffix, i, raw):
     at = c.header["model.layers.0.mlp.down_proj.weight" + suffix]["data_offsets"][0] + i
     c.data = c.data[:at] + raw + c.data[at + len(raw):]

@@ -79,12 +79,12 @@ static void put_nibble(unsigned char *units, int32_t unit_bytes, int64_t unit, i
     *byte = (unsigned char)(*byte | value << field % 2 * 4);
 }
 
-/* Writes the same numbers in one of the four packings. AWQ stores the eight outputs of a
+/* Writes the same numbers in one of the packings. AWQ stores the eight outputs of a
  * word in the order 0 2 4 6 1 3 5 7. */
 static struct number_grid packed_grid(enum packing packing, unsigned char *units)
 {
     static const int32_t awq[8] = {0, 2, 4, 6, 1, 3, 5, 7}; // output of each field
-    struct number_grid g = {.data = units, .dtype = DT_U4, .packing = packing};
+    struct number_grid g = {.data = units, .dtype = DT_U4, .packing = packing, .apart = N / 2};
     memset(units, 0, N * N / 2);
     for (int64_t row = 0; row < N; row++) {
         for (int64_t col = 0; col < N; col++) {
@@ -93,6 +93,9 @@ static struct number_grid packed_grid(enum packing packing, unsigned char *units
                 put_nibble(units, 1, row * N / 2 + col / 2, field, number_at(row, col));
             } else if (packing == PACK_WORDS_ACROSS) { // words of a column one after the other
                 put_nibble(units, 4, col / 8 * N + row, (int32_t)(col % 8), number_at(row, col));
+            } else if (packing == PACK_BYTES_APART) {
+                put_nibble(units, 1, row % (N / 2) * N + col, (int32_t)(row / (N / 2)),
+                           number_at(row, col));
             } else if (packing == PACK_WORDS_DOWN) {
                 put_nibble(units, 4, row / 8 * N + col, (int32_t)(row % 8), number_at(row, col));
             } else {
@@ -106,6 +109,7 @@ static struct number_grid packed_grid(enum packing packing, unsigned char *units
     switch (packing) {
     case PACK_BYTES:
     case PACK_BYTES_BACK: g.row_stride = N / 2; break;
+    case PACK_BYTES_APART:
     case PACK_WORDS_DOWN: g.row_stride = N; break;
     case PACK_WORDS_ACROSS: g.col_stride = N; break;
     case PACK_WORDS_AWQ: g.col_stride = N / 8; break;
@@ -116,8 +120,8 @@ static struct number_grid packed_grid(enum packing packing, unsigned char *units
 
 TEST(packed_numbers_are_found)
 {
-    static const enum packing all[] = {PACK_BYTES, PACK_BYTES_BACK, PACK_WORDS_ACROSS,
-                                       PACK_WORDS_DOWN, PACK_WORDS_AWQ};
+    static const enum packing all[] = {PACK_BYTES,      PACK_BYTES_BACK, PACK_WORDS_ACROSS,
+                                       PACK_WORDS_DOWN, PACK_WORDS_AWQ,  PACK_BYTES_APART};
     unsigned char units[N * N / 2 + 1];
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         struct number_grid g = packed_grid(all[i], units + 1); // at an odd address
@@ -144,8 +148,8 @@ static struct weight_part blocks(void)
     }
     struct weight_part p = weight_part_plain(NULL, DT_U4, N, N, 0);
     p.codec.values = packed_grid(PACK_BYTES, block_units);
-    p.codec.scales = (struct number_grid){block_scales, DT_F32, PACK_NONE, GRID, 1};
-    p.codec.zeros = (struct number_grid){block_zeros, DT_U8, PACK_NONE, GRID, 1};
+    p.codec.scales = (struct number_grid){block_scales, DT_F32, PACK_NONE, GRID, 1, 0};
+    p.codec.zeros = (struct number_grid){block_zeros, DT_U8, PACK_NONE, GRID, 1, 0};
     p.codec.zero = 1;
     p.codec.block_rows = BLOCK_ROWS;
     p.codec.block_cols = BLOCK_COLS;
@@ -259,7 +263,7 @@ TEST(scales_may_be_quantised_themselves)
         memcpy(odd + 1 + i * 4, &x, sizeof x);
     }
     struct weight_part p = blocks();
-    p.codec.scales = (struct number_grid){codes, DT_U8, PACK_NONE, GRID, 1};
+    p.codec.scales = (struct number_grid){codes, DT_U8, PACK_NONE, GRID, 1, 0};
     p.codec.scale_codes = (struct scale_codes){odd + 1, odd + 1 + 256 * 4, SHARED, 1.5f};
     for (int64_t r = 0; r < N; r++) {
         for (int64_t c = 0; c < N; c++) {
