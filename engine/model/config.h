@@ -298,7 +298,8 @@ struct tensor_names {
     const char *attn_norm, *attn_post_norm, *ffn_norm, *ffn_post_norm;
     const char *q, *k, *v, *qkv, *o, *q_norm, *k_norm, *sinks, *attn_gate;
     const char *gate, *up, *gate_up, *down;
-    const char *act; // the module of an activation that has weights
+    const char *o_norm, *down_norm; // norms of the whole inputs of o and down
+    const char *act;                // the module of an activation that has weights
     const char *router, *correction;
     const char *expert_gate, *expert_up, *expert_down;
     /* Complete names of tensors that hold all experts, for files without a tensor per expert. */

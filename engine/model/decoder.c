@@ -78,6 +78,15 @@ static enum status narrow(struct flow *f, int32_t layer, struct tensor *in)
     return flow_gather(f, &f->attn, m->out_attn, m->attn.stride);
 }
 
+/* Norms the outputs of the heads in place. */
+static enum status norm_heads(struct flow *f, const struct weight *weight, int32_t width)
+{
+    struct norm_args norm = flow_own_norm_args(f, f->attn, weight, f->attn);
+    norm.width = width;
+    TRY(flow_attend(f));
+    return f->ops->norm(f->be, &norm);
+}
+
 /* Multiplies the outputs of the heads by this rank's part of the output weight, into delta.
  * `skipped`: the width of the heads that precede this rank's. */
 static enum status heads_output(struct flow *f, const struct weight *weight, int32_t skipped,
@@ -116,6 +125,8 @@ static enum status attention_output(struct flow *f, int32_t layer)
     const struct layer_share s = model_layer_share(c, &f->m->shard, layer);
     const struct layer_weights *w = &f->m->layers[layer];
     int32_t skipped = (s.first_o_head - s.first_head) * c->layers[layer].head_dim;
+    const int32_t width = s.n_heads * c->layers[layer].head_dim;
+    TRY(w->o_norm ? norm_heads(f, w->o_norm, width) : OK);
     TRY(heads_output(f, w->o, skipped, w->attn_post_norm));
     scale_delta(f, c->attn_out_scale);
     return OK;

@@ -80,6 +80,24 @@ static enum status sparse_mlp(struct flow *f, int32_t layer, const struct mlp_ar
     return ops_linear(f->be, &a->down);
 }
 
+/* An MLP with a norm before its last product. Every rank computes all of what is normed, and then
+ * multiplies its part. */
+static enum status normed_mlp(struct flow *f, int32_t layer, const struct mlp_args *a)
+{
+    const struct model *m = f->m;
+    const struct layer_share s = model_layer_share(m->config, &m->shard, layer);
+    const struct weight *weight = m->layers[layer].down_norm;
+    struct norm_args norm = flow_own_norm_args(f, a->act.out, weight, a->act.out);
+    struct activation_args act = a->act;
+    struct linear_args down = a->down;
+    norm.width = act.width = s.gates;
+    down.x.mem = dmem_at(m->ff.mem, (size_t)s.first_gate * dtype_bytes(m->ff.dtype));
+    TRY(flow_linear(f, a->up.weight, a->up.x, a->up.y, NULL));
+    TRY(f->ops->activation(f->be, &act));
+    TRY(f->ops->norm(f->be, &norm));
+    return ops_linear(f->be, &down);
+}
+
 /* Fuses a pending norm with the first product. */
 static enum status mlp(struct flow *f, const struct mlp_args *a)
 {
@@ -356,7 +374,11 @@ enum status decoder_ffn(struct flow *f, int32_t layer, struct tensor in)
     const int32_t ffn = model_layer_share(m->config, &m->shard, layer).ffn;
     const struct mlp_args a = mlp_of(f, w, w->gate_up, w->down, ffn, in,
                                      adds ? NULL : flow_sums_for_norm(f, w->ffn_post_norm));
-    TRY(m->config->layers[layer].cutoff.is_on ? sparse_mlp(f, layer, &a) : mlp(f, &a));
+    if (w->down_norm) {
+        TRY(normed_mlp(f, layer, &a));
+    } else {
+        TRY(m->config->layers[layer].cutoff.is_on ? sparse_mlp(f, layer, &a) : mlp(f, &a));
+    }
     struct reduce_args reduce = {.y = m->delta,
                                  .n_rows = f->n_rows,
                                  .width = m->config->hidden,

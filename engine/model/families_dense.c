@@ -43,6 +43,10 @@ static const struct tensor_names hyperclovax_names = {BASE_NAMES, QKV_NAMES, FFN
 static const struct tensor_names sinks_names = {BASE_NAMES, QKV_NAMES, FFN_NAMES,
                                                 .sinks = "self_attn.sinks"};
 
+static const struct tensor_names bitnet_names = {BASE_NAMES, QKV_NAMES, FFN_NAMES,
+                                                 .o_norm = "self_attn.attn_sub_norm",
+                                                 .down_norm = "mlp.ffn_sub_norm"};
+
 /* GLM as it was before it got sandwich norms (model_type "glm"). */
 static const struct tensor_names glm_names = {BASE_NAMES, QKV_NAMES, .gate_up = "mlp.gate_up_proj",
                                               .down = "mlp.down_proj"};
@@ -52,6 +56,18 @@ static enum status read_llama(const struct json *j, struct model_config *c, stru
     (void)err;
     c->q_bias = c->o_bias = json_get_bool(j, "attention_bias", false);
     c->mlp_bias = json_get_bool(j, "mlp_bias", false);
+    return OK;
+}
+
+static enum status read_bitnet(const struct json *j, struct model_config *c, struct err *err)
+{
+    if (c->n_heads * c->head_dim != c->hidden) {
+        return err_set(err, ERR_FORMAT,
+                       "config.json: %d heads of %d (head_dim) are not the hidden size, %d, which "
+                       "this family requires",
+                       c->n_heads, c->head_dim, c->hidden);
+    }
+    c->q_bias = c->o_bias = json_get_bool(j, "attention_bias", false);
     return OK;
 }
 
@@ -378,6 +394,11 @@ static const struct family rows[] = {
      "\"original_max_position_embeddings\":16384,\"mscale\":1,\"mscale_all_dim\":1,"
      "\"llama_4_scaling_beta\":0.1}}",
      read_ministral3},
+    {"bitnet", &bitnet_names,
+     "{\"eos_token_id\":128001,\"rms_norm_eps\":1e-5,\"hidden_act\":\"relu2\",\"rope_theta\":"
+     "500000,"
+     "\"num_key_value_heads\":5}",
+     read_bitnet},
     {"seed_oss", &llama_names,
      "{\"eos_token_id\":2,"
      "\"num_key_value_heads\":8,\"head_dim\":128,\"max_position_embeddings\":524288}",

@@ -12,10 +12,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The width of an MLP, of this rank's part, and of the gates that it computes: its part of them, or
- * all. */
+/* The width of an MLP, of this rank's part, and of the gates and the factors that it computes: its
+ * part of them, or all. */
 struct mlp_size {
-    int32_t ffn, shard, gates;
+    int32_t ffn, shard, gates, ups;
 };
 
 /* Gate and up are stacked into one product. Each rank has some of their rows and the corresponding
@@ -28,6 +28,7 @@ static enum status load_mlp(struct loader *l, const char *gate, const char *up, 
     const int32_t ffn = size->ffn, ffn_shard = size->shard;
     int64_t first = (int64_t)l->m->shard.rank * ffn_shard;
     const int64_t first_gate = size->gates == ffn ? 0 : first;
+    const int64_t first_up = size->ups == ffn ? 0 : first;
     char a[NAME_BYTES], b[NAME_BYTES];
     part_layer_name(or_empty(up), layer, a);
     if (up && fused && part_exists(l, a)) {
@@ -37,16 +38,16 @@ static enum status load_mlp(struct loader *l, const char *gate, const char *up, 
         .n_in = c->hidden, .n_cols = c->hidden, .bias = bias, .turned = c->turned, .adapts = true};
     if (!c->gated) {
         part_layer_name(up, layer, a);
-        st.pieces[st.n++] = (struct piece){a, ffn, first, ffn_shard};
+        st.pieces[st.n++] = (struct piece){a, ffn, first_up, size->ups};
     } else if (fused) {
         part_layer_name(fused, layer, a);
         st.pieces[st.n++] = (struct piece){a, 2 * ffn, first_gate, size->gates};
-        st.pieces[st.n++] = (struct piece){a, 2 * ffn, ffn + first, ffn_shard};
+        st.pieces[st.n++] = (struct piece){a, 2 * ffn, ffn + first_up, size->ups};
     } else {
         part_layer_name(gate, layer, a);
         part_layer_name(up, layer, b);
         st.pieces[st.n++] = (struct piece){a, ffn, first_gate, size->gates};
-        st.pieces[st.n++] = (struct piece){b, ffn, first, ffn_shard};
+        st.pieces[st.n++] = (struct piece){b, ffn, first_up, size->ups};
     }
     TRY(part_linear(l, &st, l->options->dtype, gate_up_out));
     part_layer_name(down, layer, a);
@@ -480,7 +481,7 @@ static enum status load_moe(struct loader *l, int32_t layer, struct layer_weight
     TRY(load_latent(l, layer, w));
     if (c->shared_ffn > 0) {
         const int32_t shard = l->m->shard.shared_ffn;
-        const struct mlp_size size = {c->shared_ffn, shard, shard};
+        const struct mlp_size size = {c->shared_ffn, shard, shard, shard};
         TRY(load_mlp(l, names->shared_gate, names->shared_up, names->shared_gate_up,
                      names->shared_down, layer, &size, c->mlp_bias, &w->shared_gate_up,
                      &w->shared_down));
@@ -513,7 +514,7 @@ enum status load_ffn(struct loader *l, int32_t layer, struct layer_weights *w)
         TRY(c->experts_beside ? load_beside(l, layer, w) : OK);
     }
     const struct layer_share share = model_layer_share(c, &l->m->shard, layer);
-    const struct mlp_size size = {c->layers[layer].ffn, share.ffn, share.gates};
+    const struct mlp_size size = {c->layers[layer].ffn, share.ffn, share.gates, share.ups};
     char rooms[3][NAME_BYTES];
     return load_mlp(l, name_in_mixture(l, layer, "gate_proj", names->gate, rooms[0]),
                     name_in_mixture(l, layer, "up_proj", names->up, rooms[1]), names->gate_up,

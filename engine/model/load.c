@@ -143,6 +143,23 @@ static enum status load_norm_gates(struct loader *l, int32_t layer, struct layer
     return load_norm_gate(l, c->names->ffn_norm_gate, layer, &w->ffn_norm_gate);
 }
 
+/* Loads the norms before the last products of both sub-layers. */
+static enum status load_inner_norms(struct loader *l, int32_t layer, struct layer_weights *w)
+{
+    const struct tensor_names *names = l->c->names;
+    const struct layer_config *lc = &l->c->layers[layer];
+    char name[NAME_BYTES];
+    if (names->o_norm) {
+        part_layer_name(names->o_norm, layer, name);
+        TRY(part_vector(l, name, ".weight", (int64_t)lc->n_heads * lc->head_dim, &w->o_norm));
+    }
+    if (names->down_norm) {
+        part_layer_name(names->down_norm, layer, name);
+        TRY(part_vector(l, name, ".weight", lc->ffn, &w->down_norm));
+    }
+    return OK;
+}
+
 /* Each loader skips weights that the layer does not have. */
 static enum status load_layer(struct loader *l, int32_t layer, struct layer_weights *w)
 {
@@ -158,6 +175,7 @@ static enum status load_layer(struct loader *l, int32_t layer, struct layer_weig
         TRY(layer_norm(l, names->ffn_norm, layer, c->norm_bias, &w->ffn_norm, &w->ffn_norm_bias));
     }
     TRY(load_norm_gates(l, layer, w));
+    TRY(load_inner_norms(l, layer, w));
     TRY(load_ffn_post_norm(l, names->ffn_post_norm, layer, w));
     TRY(load_attention(l, layer, w));
     TRY(load_recurrent(l, layer, w));

@@ -36,6 +36,7 @@ struct layer_weights {
     const struct weight *ffn_norm, *ffn_norm_bias, *ffn_post_norm;
     struct norm_gate attn_norm_gate, ffn_norm_gate;
     const struct weight *qkv, *o, *q_norm, *k_norm, *sinks;
+    const struct weight *o_norm, *down_norm; // of the inputs of o and down
     const struct weight *gate_up, *down;
     const struct weight *router, *correction, *experts_gate_up, *experts_down;
     const struct weight *shared_gate_up, *shared_down, *shared_router, *latent_in, *latent_out;
@@ -84,13 +85,16 @@ struct model_shard {
 struct layer_share {
     int32_t n_heads, first_head;
     int32_t n_kv_heads, first_kv_head; // valid even for a layer that stores no keys and values
-    /* A norm over the whole width of q and k cannot be split by heads. Then every rank has all
-     * heads, and only the output product is split: heads first_o_head .. + n_o_heads. */
+    /* A norm over the whole width of q and k, or of all heads' outputs, cannot be split by heads.
+     * Then every rank has all heads, and only the output product is split: heads first_o_head .. +
+     * n_o_heads. */
     int32_t first_o_head, n_o_heads;
     int32_t ffn;
     int32_t gates; // equal to ffn, or the width of the whole MLP if its gates are compared with
-                   // each other; the first one of this rank's part is then first_gate
+                   // each other, or its outputs normed; the first one of this rank's part is then
+                   // first_gate
     int32_t first_gate;
+    int32_t ups; // equal to ffn, or to gates if the outputs are normed
 };
 static inline struct layer_share model_layer_share(const struct model_config *c,
                                                    const struct model_shard *s, int32_t layer)
@@ -102,12 +106,14 @@ static inline struct layer_share model_layer_share(const struct model_config *c,
                               .first_o_head = s->rank * n_o,
                               .n_o_heads = n_o,
                               .ffn = l->ffn / n_ranks,
-                              .gates = l->ffn / n_ranks};
-    if (l->cutoff.is_on) {
+                              .gates = l->ffn / n_ranks,
+                              .ups = l->ffn / n_ranks};
+    if (l->cutoff.is_on || c->names->down_norm) {
         out.gates = l->ffn;
         out.first_gate = s->rank * out.ffn;
+        out.ups = c->names->down_norm ? l->ffn : out.ffn;
     }
-    if (c->qk_norm != QK_NORM_WIDTH) { // if not, every rank has all heads
+    if (c->qk_norm != QK_NORM_WIDTH && !c->names->o_norm) { // if not, every rank has all heads
         out.n_heads = n_o;
         out.first_head = s->rank * n_o;
         out.n_kv_heads = n < n_ranks ? 1 : n / n_ranks;

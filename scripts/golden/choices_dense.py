@@ -126,6 +126,16 @@ def granite_swa(rng):
     return granite_windows(rng, granite(rng))
 
 
+def bitnet(rng):
+    c = heads(rng)
+    del c["head_dim"]
+    size = rng.choice([8, 16, 32])
+    c["hidden_size"] = c["num_attention_heads"] * size
+    c["attention_bias"] = rng.random() < 0.3
+    c["rope_parameters"] = rope(rng, size, ("default", "yarn", "llama3"))
+    return c
+
+
 def smollm3(rng):
     c = heads(rng)
     c.update(attention_bias=rng.random() < 0.3, mlp_bias=rng.random() < 0.3)
@@ -309,6 +319,7 @@ def hyperclovax(rng):
 
 
 FAMILIES = {
+    "bitnet": bitnet,
     "llama": llama,
     "mistral": mistral,
     "ministral3": ministral3,

@@ -53,6 +53,7 @@ def changed(folder, source, values):
     ("kolibri-1", {"layer_types": GONE, "rms_norm_eps": GONE, "num_local_experts": GONE, "num_experts": 12}),
     ("longcat-flash", {"ffn_hidden_size": GONE, "intermediate_size": 96, "zero_expert_type": GONE, "mla_scale_q_lora": GONE}),
     ("longcat-flash", {"num_hidden_layers": 4}),
+    ("bitnet", {"hidden_act": GONE, "rms_norm_eps": GONE, "rope_theta": GONE}),
     ("kimi-k2.5", {"model_type": GONE}),
     ("mistral-3", {"model_type": GONE}),
 ])
@@ -150,6 +151,7 @@ def test_scaling_of_queries_changes_the_answer(source, key, value, tmp_path):
                    "rope_scaling": {"type": "longrope", "short_mscale": 1.2, "long_mscale": 1.3}}, ["long_mscale", "differ"]),
     ("kolibri-1", {"model_type": "phimoe", "router_jitter_noise": -0.1}, ["router_jitter_noise"]),
     ("kolibri-1", {"shared_expert_intermediate_size": 0}, ["shared_expert_intermediate_size"]),
+    ("bitnet", {"head_dim": 32}, ["head_dim", "32"]),
     ("longcat-flash", {"zero_expert_type": "copy"}, ["zero_expert_type"]),
     ("longcat-flash", {"zero_expert_num": 5}, ["mlp.router", "13"]),
     ("longcat-flash", {"mla_scale_kv_lora": False}, ["mla_scale_kv_lora false"]),
