@@ -113,6 +113,9 @@ static int32_t plan_states(struct model *m, int32_t max_rows, struct buffer_plan
         const struct state_layer *g = &s->layer;
         p[n++] = (struct buffer_plan){&m->mix, NULL, m->act, s->width, max_rows};
         p[n++] = (struct buffer_plan){&m->mix_conv, NULL, m->act, g->conv_width, max_rows};
+        if (c->state.fixed_decays) {
+            p[n++] = (struct buffer_plan){&m->mix_decay, NULL, m->act, g->n_heads, max_rows};
+        }
         if (c->state.low_rank > 0) {
             int64_t keys = (int64_t)g->n_heads * g->key_dim;
             p[n++] = (struct buffer_plan){&m->mix_decay, NULL, m->act, keys, max_rows};
@@ -211,7 +214,8 @@ enum status model_setup(struct model *m, int32_t max_rows, int32_t max_out, stru
                         struct tensor logits_local)
 {
     const bool x_is_read = m->config->norm_place == NORM_POST || m->config->layer_input > 0 ||
-                           m->config->embed_normed || m->config->streams.n > 0;
+                           m->config->embed_normed || m->config->streams.n > 0 ||
+                           m->config->norms_replace;
     ASSERT(m->act == m->residual || !x_is_read);
     ASSERT(m->max_hidden <= MAX_HIDDEN_LAYERS);
     struct buffer_plan p[MAX_BUFFERS];

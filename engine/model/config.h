@@ -137,6 +137,7 @@ struct model_config {
     bool norm_bias, parallel_residual;
     bool parallel_norms;        // with parallel_residual: the MLP's input has a norm of its own
     bool mlp_without_post_norm; // only layers with experts have ffn_post_norm
+    bool norms_replace;         // the residual becomes the normed input of each sub-layer
     bool bare_norms;            // norms have no weights, except those of heads
     bool layer_norms_less_one;  // the layers' norms are stored minus one, unlike the final one
     float post_norm_eps;        // of norms after sub-layers; 0: norm_eps
@@ -169,6 +170,9 @@ struct model_config {
     float embed_scale, residual_scale, logit_scale, final_softcap;
     // Each overrides residual_scale; 0: does not.
     float attn_out_scale, state_out_scale;
+    // Factors of the residual after the outputs of attention, states and feed-forward parts have
+    // been added; 0: none.
+    float attn_x_scale, state_x_scale, ffn_x_scale;
     float ffn_gate_scale;     // multiplies an MLP's gates before the activation; 0: none
     bool embed_scale_rounded; // embed_scale is rounded to the dtype that the model runs in
     bool embed_normed;        // embeddings are RMS-normed, without weights

@@ -129,6 +129,7 @@ static enum status attention_output(struct flow *f, int32_t layer)
     TRY(w->o_norm ? norm_heads(f, w->o_norm, width) : OK);
     TRY(heads_output(f, w->o, skipped, w->attn_post_norm));
     scale_delta(f, c->attn_out_scale);
+    f->x_scale = c->attn_x_scale;
     return OK;
 }
 
@@ -139,6 +140,7 @@ static enum status state_output(struct flow *f, int32_t layer)
     int32_t skipped = (s->first_o - s->first_head) * s->o_width;
     TRY(heads_output(f, w->state.out, skipped, w->attn_post_norm));
     scale_delta(f, f->m->config->state_out_scale);
+    f->x_scale = f->m->config->state_x_scale;
     return OK;
 }
 

@@ -30,13 +30,14 @@ enum status flow_join_norm(struct flow *f, const struct weight *weight, const st
     if (c->hyper.n > 0) {
         return flow_join_streams(f, weight, input);
     }
-    *input = weight ? f->h : f->x;
+    const bool replaces = weight && c->norms_replace;
+    *input = weight && !replaces ? f->h : f->x;
     if (!weight && !f->pending) {
         return OK;
     }
     struct norm_args a = {.x = f->x,
                           .delta = f->pending ? m->delta : no_tensor,
-                          .out = weight ? f->h : no_tensor,
+                          .out = weight ? *input : no_tensor,
                           .weight = weight,
                           .bias = bias,
                           .n_rows = f->n_rows,
@@ -49,7 +50,7 @@ enum status flow_join_norm(struct flow *f, const struct weight *weight, const st
                           .delta_sums = f->delta_sums};
     // A product left as partial sums needs no reduction over ranks.
     bool partial = f->partial && f->delta_sums.n == 0;
-    bool waits = once && weight && f->ops->norm_linear;
+    bool waits = once && weight && !replaces && f->ops->norm_linear;
     bool joins = partial && f->ops->reduce_norm && !(waits && f->reduce.whole);
     f->pending = f->partial = false;
     f->x_scale = 0.0f;

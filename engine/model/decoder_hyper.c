@@ -7,8 +7,9 @@
 /* Only plain blocks have them. */
 static bool fits(const struct model_config *c)
 {
-    return c->norm_place == NORM_PRE && c->norm_kind == NORM_RMS && !c->parallel_residual &&
-           !c->norm_bias && !c->scaled_layers && c->layer_input == 0 && !c->experts_beside;
+    return c->norm_place == NORM_PRE && !c->norms_replace && c->norm_kind == NORM_RMS &&
+           !c->parallel_residual && !c->norm_bias && !c->scaled_layers && c->layer_input == 0 &&
+           !c->experts_beside;
 }
 
 void flow_start_streams(struct flow *f)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* MiniMax M3: plain attention that is sparse in some layers, where an indexer picks blocks of keys
- * for each KV head, and experts that are picked by sigmoids, with a shared one. */
+/* MiniMax 1: lightning attention, which is linear with a fixed decay for each head, beside plain
+ * attention. MiniMax M3: plain attention that is sparse in some layers, where an indexer picks
+ * blocks of keys for each KV head, and experts that are picked by sigmoids, with a shared one. */
 #include "engine/base/json.h"
 #include "engine/base/optional.h"
 #include "engine/model/family_parts.h"
@@ -30,6 +31,18 @@ static const struct tensor_names minimax_m3_names = {
     .index_q_norm = "self_attn.index_q_norm",
     .index_k = "self_attn.index_k_proj",
     .index_k_norm = "self_attn.index_k_norm"};
+
+static const struct state_names lightning_names = {.heads = "self_attn.qkv_proj",
+                                                   .z = "self_attn.output_gate",
+                                                   .norm = "self_attn.norm",
+                                                   .out = "self_attn.out_proj"};
+static const struct tensor_names minimax_names = {BASE_NAMES,
+                                                  QKV_NAMES,
+                                                  .router = "block_sparse_moe.gate",
+                                                  .expert_gate = "block_sparse_moe.experts.%d.w1",
+                                                  .expert_up = "block_sparse_moe.experts.%d.w3",
+                                                  .expert_down = "block_sparse_moe.experts.%d.w2",
+                                                  .state = &lightning_names};
 
 static const char sparse_config[] = "sparse_attention_config";
 
@@ -209,6 +222,70 @@ static enum status read_minimax_m3(const struct json *j, struct model_config *c,
     return read_indexers(j, c, err);
 }
 
+/* The window is that of all layers with attention, whatever their type is called. */
+static enum status window_on_attention(const struct json *j, struct model_config *c,
+                                       struct err *err)
+{
+    (void)err;
+    family_window_on_all(j, c);
+    return OK;
+}
+
+/* The factors of the residual and of a sub-layer's output. */
+static void read_factors(const struct json *j, const char *alpha_key, const char *beta_key,
+                         float *x_scale, float *out_scale)
+{
+    const double alpha = json_get_number(j, alpha_key, 1.0);
+    *x_scale = (float)alpha;
+    *out_scale = (float)(json_get_number(j, beta_key, 1.0) / alpha);
+}
+
+static enum status read_lightning(const struct json *j, struct model_config *c, struct err *err)
+{
+    struct state_config *s = &c->state;
+    const char *act = json_get_string(j, "hidden_act");
+    s->layer = (struct state_layer){.kind = STATE_DECAY,
+                                    .n_heads = c->n_heads,
+                                    .n_key_heads = c->n_heads,
+                                    .key_dim = c->head_dim,
+                                    .value_dim = c->head_dim,
+                                    .conv_width = 3 * c->n_heads * c->head_dim,
+                                    .conv_kernel = 1};
+    s->conv_silu = s->fixed_decays = s->normed = s->norm_is_wide = true;
+    s->norm_group = c->n_heads * c->head_dim;
+    s->norm_eps = 1e-6f; // does not depend on rms_norm_eps
+    s->gate = GATE_SIGMOID;
+    if (act && c->act != ACT_SILU) {
+        return err_set(err, ERR_UNSUPPORTED,
+                       "config.json: hidden_act '%.40s' is not supported in this family", act);
+    }
+    return OK;
+}
+
+/* Every second layer has lightning attention unless layer_types says otherwise. */
+static enum status read_minimax(const struct json *j, struct model_config *c, struct err *err)
+{
+    const int64_t rotated = json_get_int(j, "rotary_dim", c->head_dim);
+    c->partial_rotary = rotated < c->head_dim ? (float)rotated / (float)c->head_dim : 1.0f;
+    TRY(read_lightning(j, c, err));
+    TRY(family_experts(j, "num_local_experts", "intermediate_size", c, err));
+    c->scoring = MOE_SOFTMAX_TOPK;
+    c->renormalise = c->norms_replace = true;
+    c->read_layers = window_on_attention;
+    float ffn = 0.0f;
+    read_factors(j, "full_attn_alpha_factor", "full_attn_beta_factor", &c->attn_x_scale,
+                 &c->attn_out_scale);
+    read_factors(j, "linear_attn_alpha_factor", "linear_attn_beta_factor", &c->state_x_scale,
+                 &c->state_out_scale);
+    read_factors(j, "mlp_alpha_factor", "mlp_beta_factor", &c->ffn_x_scale, &ffn);
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        c->layers[i].ffn_out_scale = ffn;
+        c->layers[i].kv = i % 2 == 0 ? 0 : -1;
+        c->layers[i].state = i % 2 == 0 ? -1 : 0;
+    }
+    return OK;
+}
+
 #define M3_DEFAULTS                                                                                \
     "{\"intermediate_size\":3072,\"eos_token_id\":200020,\"num_key_value_heads\":4,"               \
     "\"head_dim\":128,\"max_position_embeddings\":524288,\"num_local_experts\":128,"               \
@@ -218,6 +295,11 @@ static enum status read_minimax_m3(const struct json *j, struct model_config *c,
     "\"index_block_size\":128,\"index_topk_blocks\":16,\"index_local_blocks\":1}"
 
 static const struct family rows[] = {
+    {"minimax", &minimax_names,
+     "{\"eos_token_id\":2,\"rms_norm_eps\":1e-5,\"num_key_value_heads\":8,\"num_local_experts\":8,"
+     "\"num_experts_per_tok\":2,\"rope_theta\":1000000,\"max_position_embeddings\":131072,"
+     "\"other_keys\":{\"num_experts\":\"num_local_experts\"}}",
+     read_minimax},
     {"minimax_m3_vl_text", &minimax_m3_names, M3_DEFAULTS, read_minimax_m3},
     {"minimax_m3_vl", &minimax_m3_names, M3_DEFAULTS, read_minimax_m3},
 };

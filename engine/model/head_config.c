@@ -11,10 +11,10 @@
 /* True for the only kind of layer that a head can be: x += attention(norm x), x += ffn(norm x). */
 static bool is_plain_block(const struct model_config *c)
 {
-    return c->norm_place == NORM_PRE && !c->parallel_residual && !c->norm_bias &&
-           !c->scaled_layers && c->layer_input == 0 && !c->experts_beside && c->index.block == 0 &&
-           c->norm_gate_rank == 0 && !c->heads_grow && !c->names->attn_post_norm &&
-           !c->names->ffn_post_norm && c->hyper.n == 0;
+    return c->norm_place == NORM_PRE && !c->norms_replace && !c->parallel_residual &&
+           !c->norm_bias && !c->scaled_layers && c->layer_input == 0 && !c->experts_beside &&
+           c->index.block == 0 && c->norm_gate_rank == 0 && !c->heads_grow &&
+           !c->names->attn_post_norm && !c->names->ffn_post_norm && c->hyper.n == 0;
 }
 
 /* The target's last layer with attention and no state. A module's layer has the same shape. */

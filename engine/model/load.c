@@ -67,6 +67,7 @@ static enum status load_layer_scale(struct loader *l, int32_t layer, struct laye
 {
     struct weight_part scale;
     char name[NAME_BYTES];
+    w->x_scale = l->c->ffn_x_scale;
     if (!l->c->scaled_layers) {
         return OK;
     }

@@ -5,6 +5,7 @@
 
 #include "engine/base/assert.h"
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
 #include "engine/base/optional.h"
 
 #include <math.h>
@@ -26,8 +27,9 @@ static void place_parts(const struct model_config *c, struct state_shard *s)
     }
     s->low_at = low ? at : -1;
     at += 2 * c->state.low_rank;
-    s->decay_at = low ? -1 : at;
-    if (!low) {
+    const bool decays = !low && !c->state.fixed_decays;
+    s->decay_at = decays ? at : -1;
+    if (decays) {
         at += g->n_heads * (g->per_channel ? g->key_dim : 1);
     }
     s->beta_at = delta ? at : -1;
@@ -55,7 +57,9 @@ bool state_shard_of(const struct model_config *c, int32_t rank, int32_t n_ranks,
         out->width = 3 * g->conv_width;
         return all->conv_width % n_ranks == 0;
     }
-    bool cut = all->n_key_heads % n_ranks == 0; // if not, every rank has all heads
+    // if not, every rank has all heads
+    const int32_t values = all->n_heads * all->value_dim, group = greater(c->state.norm_group, 1);
+    bool cut = all->n_key_heads % n_ranks == 0 && values / n_ranks % group == 0;
     int32_t parts = cut ? n_ranks : 1, part = cut ? rank : 0;
     g->n_key_heads = all->n_key_heads / parts;
     g->n_heads = all->n_heads / parts;
@@ -190,6 +194,22 @@ static bool is_split(const struct loader *l, int32_t layer)
     return l->c->names->state->qkv && part_exists(l, name);
 }
 
+/* Queries, keys and values of each head follow one another. */
+static void headwise_pieces(struct loader *l, int32_t layer, struct pieces *p)
+{
+    const struct state_layer *all = &l->c->state.layer;
+    const struct state_shard *s = &l->m->shard.state;
+    const struct state_names *names = l->c->names->state;
+    const int64_t size = all->key_dim, total = 3 * size * all->n_heads;
+    const char *heads = name_of(p, names->heads, layer);
+    for (int32_t part = 0; part < 3; part++) {
+        for (int32_t h = 0; h < s->layer.n_heads; h++) {
+            add(p, heads, total, ((s->first_head + h) * 3 + part) * size, size);
+        }
+    }
+    add_heads(l, p, name_of(p, names->z, layer), all->n_heads * size, 0, size);
+}
+
 /* Gates and decays have separate products, of full or low rank. */
 static void projected_pieces(struct loader *l, int32_t layer, struct pieces *p)
 {
@@ -253,7 +273,7 @@ static enum status load_low(struct loader *l, int32_t layer, const char *base, i
     return part_linear(l, &st, l->options->dtype, out);
 }
 
-/* Loads all projections of the layer's input as one product. Families store them in five
+/* Loads all projections of the layer's input as one product. Families store them in six
  * layouts. */
 static enum status load_in(struct loader *l, int32_t layer, struct state_weights *w)
 {
@@ -263,6 +283,8 @@ static enum status load_in(struct loader *l, int32_t layer, struct state_weights
     struct pieces p = {.list = xcalloc(most, sizeof *p.list)};
     if (l->c->state.layer.kind == STATE_CONV) {
         conv_pieces(l, layer, &p);
+    } else if (names->heads) {
+        headwise_pieces(l, layer, &p);
     } else if (names->in) {
         mamba_pieces(l, layer, &p);
     } else if (names->qkvz && !is_split(l, layer)) {
@@ -387,8 +409,12 @@ static enum status load_conv(struct loader *l, int32_t layer, struct state_weigh
     float *weights = xcalloc((size_t)((kernel + 1) * width), sizeof *weights);
     float *biases = weights + kernel * width;
     struct conv_run runs[3];
-    int32_t n = conv_runs(l, layer, runs);
+    const bool stored = l->c->names->state->conv || l->c->names->state->conv_q;
+    int32_t n = stored ? conv_runs(l, layer, runs) : 0;
     enum status st = OK;
+    for (int64_t c = 0; !stored && c < kernel * width; c++) {
+        weights[c] = 1.0f;
+    }
     for (int32_t i = 0; i < n && st == OK; i++) {
         st = read_conv(l, layer, &runs[i], width, weights + at, biases + at);
         at += runs[i].n;
@@ -457,6 +483,36 @@ static enum status head_vector(struct loader *l, int32_t layer, const char *base
     return part_open_vector(l, name, &p, out);
 }
 
+/* A vector with a number for each of this rank's heads. */
+static enum status open_heads(struct loader *l, const char *what, const float *values,
+                              const struct weight **out)
+{
+    const int64_t n = l->m->shard.state.layer.n_heads;
+    const struct weight_part p = weight_part_plain(values, DT_F32, 1, n, n);
+    return part_open_vector(l, what, &p, out);
+}
+
+/* Decays that are not in the checkpoint: with these vectors steps are 1. */
+static enum status load_fixed_decays(struct loader *l, int32_t layer, struct state_weights *w)
+{
+    const struct state_shard *s = &l->m->shard.state;
+    const double all = l->c->state.layer.n_heads, last = l->c->n_layers - 1;
+    const double share = 1.0 - layer / (last + 1e-5) + 1e-5;
+    float *values = xmalloc((size_t)s->layer.n_heads * sizeof *values);
+    for (int32_t h = 0; h < s->layer.n_heads; h++) {
+        values[h] = (float)(-8.0 * (s->first_head + h + 1) / all * log(2.0) + log(share));
+    }
+    enum status st = open_heads(l, "the decays", values, &w->a_log);
+    for (int32_t h = 0; h < s->layer.n_heads; h++) {
+        values[h] = (float)log(expm1(1.0));
+    }
+    if (st == OK) {
+        st = open_heads(l, "the steps", values, &w->dt_bias);
+    }
+    free(values);
+    return st;
+}
+
 static enum status load_norm(struct loader *l, int32_t layer, struct state_weights *w)
 {
     const struct state_config *c = &l->c->state;
@@ -509,8 +565,12 @@ enum status load_recurrent(struct loader *l, int32_t layer, struct layer_weights
         return load_out(l, layer, w);
     }
     int64_t decays = g->per_channel ? g->key_dim : 1;
-    TRY(head_vector(l, layer, names->a_log, 1, names->a_log_is_deep, &w->a_log));
-    TRY(head_vector(l, layer, names->dt_bias, decays, false, &w->dt_bias));
+    if (l->c->state.fixed_decays) {
+        TRY(load_fixed_decays(l, layer, w));
+    } else {
+        TRY(head_vector(l, layer, names->a_log, 1, names->a_log_is_deep, &w->a_log));
+        TRY(head_vector(l, layer, names->dt_bias, decays, false, &w->dt_bias));
+    }
     if (names->skip) {
         TRY(head_vector(l, layer, names->skip, 1, false, &w->skip));
     }

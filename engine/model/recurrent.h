@@ -14,6 +14,9 @@ struct state_config {
     float decay_scale, gate_scale;     // factors of the inputs of decays and gates; 0: none
     float beta_scale;                  // of a delta's strengths; 0: none
     float decay_bound, dt_min, dt_max; // see struct recurrence_args
+    /* A head has a fixed decay: the exponential of -2^(-8 (h + 1) / heads) times a factor that
+     * falls from one layer to the next, from 1 to nearly 0. */
+    bool fixed_decays;
     int32_t low_rank;        // rank of the products that compute decays and gates; 0: full rank
     enum gate_act gate;      // activation of the output gates
     bool normed, gate_first; // an RMS norm, after the gate or before it
@@ -32,13 +35,15 @@ struct state_config {
  * layer's first product has one of these forms:
  *   in (STATE_DECAY)   z, values, keys, queries, strengths
  *   in (STATE_CONV)    gate before, gate after, values
+ *   heads, z           by head: q, k, v; z in order; with fixed decays
  *   qkvz, ba           by key head: q, k, its v, its z; its b, its a
  *   qkv, z, b, a       each in order; or with q, k, v instead of qkv, or ba instead of b and a
  *   q, k, v, b         each in order, with f and g, or f_a, f_b, g_a, g_b of low_rank */
 struct state_names {
-    const char *in, *qkvz, *ba, *qkv, *q, *k, *v, *z, *b, *a;
+    const char *in, *heads, *qkvz, *ba, *qkv, *q, *k, *v, *z, *b, *a;
     const char *f, *g, *f_a, *f_b, *g_a, *g_b;
-    const char *conv, *conv_q, *conv_k, *conv_v; // one convolution, or three
+    const char *conv, *conv_q, *conv_k, *conv_v; // one convolution, or three; none: of width 1,
+                                                 // without weights
     const char *a_log, *dt_bias, *skip, *norm, *out;
     /* The norms before both halves of these layers, if the model's other layers have norms only
      * after them; NULL: all layers have the same. */

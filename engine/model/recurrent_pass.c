@@ -78,7 +78,8 @@ enum status recurrent_forward(struct model *m, int32_t layer, struct tensor in, 
         TRY(product(m, w->f_b, f_in, decay, n_rows, adapted));
         TRY(product(m, w->g_b, g_in, gates, n_rows, adapted));
     } else {
-        decay = part_of_row(m->mix, s->decay_at);
+        // fixed decays leave mix_decay zero
+        decay = s->decay_at >= 0 ? part_of_row(m->mix, s->decay_at) : m->mix_decay;
         gates = part_of_row(m->mix, s->gate_at);
     }
     struct short_conv_args conv = conv_of(m, layer, m->mix_conv, n_rows);

@@ -328,7 +328,25 @@ def olmo_hybrid(rng):
     return c
 
 
+def minimax(rng):
+    c = heads(rng)
+    n = c["num_hidden_layers"] = rng.choice([2, 3, 5])
+    experts = rng.choice([3, 4, 8])
+    c.update(num_local_experts=experts, num_experts_per_tok=rng.randint(2, experts), block_size=rng.choice([8, 64, 256]))
+    c["layer_types"] = ["full_attention", *(rng.choice(["linear_attention", "full_attention"]) for _ in range(n - 1))]
+    if rng.random() < 0.3:
+        c["layer_types"] = ["linear_attention", "full_attention"] * 3
+        c["layer_types"] = c["layer_types"][:n]
+    if rng.random() < 0.3:
+        c["sliding_window"] = WINDOW
+    for kind in ("full_attn", "linear_attn", "mlp"):
+        c[f"{kind}_alpha_factor"], c[f"{kind}_beta_factor"] = rng.choice([1, 3.5, 0.7]), rng.choice([1, 0.5, 2])
+    c["rope_parameters"] = rope(rng, c["head_dim"], ("default", "yarn", "llama3"))
+    return c
+
+
 FAMILIES = {
+    "minimax": minimax,
     "olmo_hybrid": olmo_hybrid,
     "lfm3": lfm3,
     "qwen3_next": qwen3_next,

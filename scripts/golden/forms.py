@@ -322,7 +322,14 @@ def minimax_m3(rng, folder, values):
     change_tensors(folder, lambda tensors: {**tensors, **module})
 
 
+def minimax(rng, folder, values):
+    """Without the decays, which the class also computes; it saves them rounded to the model's dtype."""
+    derived = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")
+    change_tensors(folder, lambda tensors: {k: v for k, v in tensors.items() if not k.endswith(derived)})
+
+
 RELEASED = {
+    "minimax": minimax,
     "gpt2": gpt2,
     "gpt_neox": gpt_neox,
     "minimax_m3_vl_text": minimax_m3,

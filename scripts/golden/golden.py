@@ -77,6 +77,8 @@ def fill_weights(model, generator):
             value = noise
         elif name.endswith(("act_fn.beta", "act_fn.eps")) or "patch_merger" in name:
             continue  # constants of an activation; not of the language part
+        elif name.endswith(("slope_rate", "_decay")):
+            continue  # computed
         elif name.endswith(("alpha_p", "alpha_n", ".D")):
             value = 0.5 * noise + 1.0
         elif "conv" in name and tensor.dim() == 3:

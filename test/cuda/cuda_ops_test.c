@@ -53,6 +53,30 @@ TEST(norms_agree)
     }
 }
 
+/* The sum of x and delta, normed in its own place. */
+TEST(norms_in_place_agree)
+{
+    NEED_GPU();
+    for (int32_t i = 0; i < 24; i++) {
+        struct pair p;
+        const struct backend_limits limits = pair_limits();
+        REQUIRE(pair_open(&p, pair_dtypes[i % 3], i % 2 == 1, &limits));
+        const int32_t width = odd_widths[i / 3], n_rows = i % 5 == 4 ? 1100 : 1 + i % 5;
+        struct pair_tensor x = tensor_random(&p, n_rows, width, width + i % 2 * 8, 2.0f);
+        struct pair_tensor d = tensor_random(&p, n_rows, width, width, 1.0f);
+        struct pair_weight w = vector_make(&p, width, 1.0f);
+        struct norm_args a = {.n_rows = n_rows,
+                              .width = width,
+                              .kind = NORM_RMS,
+                              .eps = 1e-5f,
+                              .delta_scale = 0.5f,
+                              .x_scale = 3.5f};
+        BOTH(&p, norm, a, a.x = x.t[b]; a.out = x.t[b]; a.delta = d.t[b]; a.weight = w.w[b]);
+        check_tensor(&p, "a norm in place", &x, width, 2.0 * pair_tolerance(&p));
+        pair_close(&p);
+    }
+}
+
 /* In deterministic mode a row's norm has the same bits for every number of rows, even if there are
  * more rows than blocks. */
 TEST(a_row_of_a_norm_does_not_depend_on_the_others_in_deterministic_mode)

@@ -245,6 +245,8 @@ static const struct state_case cases[] = {
     {{STATE_DECAY, 20, 2, 128, 80, false, 0, 4}, 64, 0, 0.0f, true, true, -1, true, false},
     {{STATE_DECAY, 3, 1, 256, 128, false, 0, 4}, 64, 3, 0.0f, true, true, 0, true, false},
     {{STATE_DECAY, 11, 1, 128, 64, false, 0, 4}, 64, 0, 0.0f, false, false, 0, false, false},
+    {{STATE_DECAY, 4, 4, 128, 128, false, 0, 1}, 64, 3, 0.0f, false, false, 0, false, false},
+    {{STATE_DECAY, 3, 3, 40, 40, false, 0, 1}, 64, 0, 0.0f, false, false, 1, false, false},
 };
 
 /* One of the three dtypes; heads of 256 x 128 in fp32 exceed a multiprocessor. */

@@ -77,6 +77,8 @@ def test_the_key_changes_the_answer(source, values, tmp_path):
     ("nemotron-nano-2", {"time_step_min": 0.1}, ["time_step_min"]),
     ("nemotron-nano-2", {"use_bias": True}, ["in_proj.bias"]),  # read, but missing in the file
     ("bamba", {"partial_rotary_factor": 0.75}, ["partial_rotary_factor"]),
+    ("minimax-1", {"hidden_act": "gelu"}, ["hidden_act", "gelu"]),
+    ("minimax-1", {"mlp_alpha_factor": 0}, ["mlp_alpha_factor"]),
     ("nemotron-3-super", {"mlp_bias": True}, ["fc1_latent_proj.bias"]),
     ("nemotron-nano-2", {"hybrid_override_pattern": "M-M-M-M-M-"}, ["no layer has attention"]),
     ("qwen3.5", {"layer_types": [LINEAR] * 8}, ["no layer has attention"]),
