@@ -173,22 +173,22 @@ static void tell_if_valid(const struct prefix_cache *c, int32_t block)
     }
 }
 
-/* `state` says whether the block's KV is computed or a producer is still computing it. */
-uint64_t prefix_cache_insert(struct prefix_cache *c, int32_t block, uint64_t parent,
-                             const int32_t *tokens, enum node_state state, int32_t producer)
+/* Enters the block under this uid into all tables. */
+static struct prefix_node *link_node(struct prefix_cache *c, int32_t block, uint64_t uid,
+                                     uint64_t parent, const int32_t *tokens)
 {
     struct prefix_node *n = &c->nodes[block];
     ASSERT(n->state == NODE_NONE && c->pool->refs[block] > 0);
     uint64_t hash = prefix_cache_hash(c, parent, tokens);
     int32_t *bucket = &c->buckets[hash & (c->n_buckets - 1)], *newest = newest_of(c, parent);
-    *n = (struct prefix_node){.uid = ++c->next_uid,
+    *n = (struct prefix_node){.uid = uid,
                               .parent = parent,
                               .hash = hash,
                               .next = *bucket,
                               .older = *newest,
                               .newer = -1,
-                              .producer = producer,
-                              .state = (uint8_t)state};
+                              .producer = -1,
+                              .state = NODE_VALID};
     *bucket = block;
     if (*newest >= 0) {
         c->nodes[*newest].newer = block;
@@ -197,8 +197,30 @@ uint64_t prefix_cache_insert(struct prefix_cache *c, int32_t block, uint64_t par
     memcpy(&c->tokens[(size_t)block * (size_t)c->block_tokens], tokens,
            (size_t)c->block_tokens * sizeof *tokens);
     kv_pool_set_cached(c->pool, block, true);
+    return n;
+}
+
+/* `state` says whether the block's KV is computed or a producer is still computing it. */
+uint64_t prefix_cache_insert(struct prefix_cache *c, int32_t block, uint64_t parent,
+                             const int32_t *tokens, enum node_state state, int32_t producer)
+{
+    struct prefix_node *n = link_node(c, block, ++c->next_uid, parent, tokens);
+    n->state = (uint8_t)state;
+    n->producer = producer;
     tell_if_valid(c, block);
     return n->uid;
+}
+
+/* The children name their parent by its uid, which stays. */
+void prefix_cache_move(struct prefix_cache *c, int32_t from, int32_t to)
+{
+    const struct prefix_node old = c->nodes[from];
+    ASSERT(old.state == NODE_VALID && from != to);
+    prefix_cache_remove(c, from);
+    struct prefix_node *n =
+        link_node(c, to, old.uid, old.parent, &c->tokens[(size_t)from * (size_t)c->block_tokens]);
+    n->proven = old.proven;
+    n->doubted = old.doubted;
 }
 
 /* Called when the block's KV is computed; other sequences may use it from now on. */

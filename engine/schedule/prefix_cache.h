@@ -85,6 +85,8 @@ int32_t prefix_cache_closest(const struct prefix_cache *c, uint64_t parent, cons
 /* Enters a held block and returns its uid. The cache must not contain an equal node. */
 uint64_t prefix_cache_insert(struct prefix_cache *c, int32_t block, uint64_t parent,
                              const int32_t *tokens, enum node_state state, int32_t producer);
+/* The held block `to`, which has the same tokens, takes the place of the valid block `from`. */
+void prefix_cache_move(struct prefix_cache *c, int32_t from, int32_t to);
 void prefix_cache_validate(struct prefix_cache *c, int32_t block);
 /* The node changes from NODE_VALID to NODE_AGAIN. */
 void prefix_cache_renew(struct prefix_cache *c, int32_t block, int32_t producer);
