@@ -17,10 +17,10 @@ int32_t attn_pages(const struct attn_job *job, const struct attn_tile *t, int32_
         }
         return n;
     }
-    const int32_t *blocks = cpu->lanes[t->seq->lane].blocks + first / tokens;
+    const int32_t *blocks = cpu_kv_table(cpu, p, t->seq->lane) + first / tokens;
     const char *head = p->base + (size_t)t->kv_head * p->head_bytes;
     for (int32_t key = from; key < end && n < most; key += tokens, n++) {
-        ASSERT(blocks[n] >= 0 && blocks[n] < cpu->limits.n_blocks);
+        ASSERT(blocks[n] >= 0 && blocks[n] < p->n_pages);
         pages[n] = head + (size_t)blocks[n] * p->block_bytes;
     }
     return n;

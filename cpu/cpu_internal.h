@@ -111,6 +111,7 @@ struct kv_pages {
     struct kv_plane k, v;
     int32_t v_stride; // head_dim_v rounded up to a multiple of PANEL
     size_t head_bytes, block_bytes;
+    int32_t n_pages;
 };
 
 struct kv_set {
@@ -136,6 +137,7 @@ struct lane_lists {
 struct lane {
     int32_t *history;              // [history_len]
     int32_t *blocks;               // [max_blocks_per_lane]
+    int32_t *pages;                // [max_blocks_per_lane], of windowed layers; NULL: none
     struct sampling_params params; // without `allowed`; the other lists point into `lists`
     struct lane_lists *lists;
     uint32_t *allowed; // [mask_words(vocab)], the allowed ids as bits, if params.n_allowed > 0
@@ -392,6 +394,14 @@ struct kv_slot {
     char *block;
     int32_t token;
 };
+/* The lane's table for these pages. */
+static inline const int32_t *cpu_kv_table(const struct cpu_backend *cpu,
+                                          const struct kv_pages *pages, int32_t lane)
+{
+    const struct lane *l = &cpu->lanes[lane];
+    return pages->geometry.windowed ? l->pages : l->blocks;
+}
+
 struct kv_slot cpu_kv_slot(const struct cpu_backend *cpu, const struct kv_pages *pages,
                            int32_t lane, int32_t pos);
 /* Stores a head's key and value. _joined: for a key whose first elements are the value; the key is
@@ -423,6 +433,8 @@ enum status cpu_copy_blocks(struct backend *be, int32_t n, const struct block_co
 enum status cpu_move_slots(struct backend *be, int32_t n, const struct slot_move *moves,
                            int32_t kv_set);
 enum status cpu_poison_blocks(struct backend *be, int32_t n, const int32_t *blocks);
+enum status cpu_copy_pages(struct backend *be, int32_t n, const struct block_copy *copies);
+enum status cpu_poison_pages(struct backend *be, int32_t n, const int32_t *pages);
 
 /* cpu_hidden.c. The last three do for hidden states what copy_blocks, move_slots and poison_blocks
  * do for KV. */
@@ -437,6 +449,8 @@ enum status cpu_setup(struct backend *be, const struct backend_limits *limits, s
 enum status cpu_step_begin(struct backend *be, int32_t slot);
 enum status cpu_lane_tokens(struct backend *be, int32_t lane, int32_t first_pos, int32_t n,
                             const int32_t *tokens);
+enum status cpu_lane_pages(struct backend *be, int32_t lane, int32_t first, int32_t n,
+                           const int32_t *pages);
 enum status cpu_lane_blocks(struct backend *be, int32_t lane, int32_t first, int32_t n,
                             const int32_t *blocks);
 enum status cpu_lane_params(struct backend *be, int32_t lane, const struct sampling_params *params);

@@ -59,13 +59,22 @@ enum status cpu_kv_bytes(struct backend *be, const struct kv_set_desc *desc, int
     return OK;
 }
 
+static bool fits(const struct cpu_backend *cpu, const struct kv_set_desc *desc)
+{
+    bool windowed = false;
+    for (int32_t i = 0; i < desc->n_layers; i++) {
+        windowed = windowed || desc->layers[i].windowed;
+    }
+    return !windowed || cpu->limits.n_window_pages > 0;
+}
+
 /* Makes one allocation for each layer. */
 enum status cpu_kv_open(struct backend *be, int32_t set, const struct kv_set_desc *desc,
                         struct err *err)
 {
     struct cpu_backend *cpu = cpu_of(be);
     ASSERT(cpu->is_set_up && set >= 0 && set < MAX_KV_SETS && !cpu->kv_sets[set].layers);
-    if (check_desc(desc) != OK) {
+    if (check_desc(desc) != OK || !fits(cpu, desc)) {
         return err_set(err, ERR_INVALID, "the KV cache's geometry is not usable");
     }
     struct kv_set *s = &cpu->kv_sets[set];
@@ -74,13 +83,14 @@ enum status cpu_kv_open(struct backend *be, int32_t set, const struct kv_set_des
     for (int32_t i = 0; i < desc->n_layers; i++) {
         struct kv_pages *p = &s->layers[i];
         *p = lay_out(desc, i, cpu->limits.block_tokens);
+        p->n_pages = desc->layers[i].windowed ? cpu->limits.n_window_pages : cpu->limits.n_blocks;
         size_t n_bytes;
-        if (mem_mul(p->block_bytes, (size_t)cpu->limits.n_blocks, &n_bytes)) {
+        if (mem_mul(p->block_bytes, (size_t)p->n_pages, &n_bytes)) {
             p->base = cpu_memory(cpu, n_bytes);
         }
         if (!p->base) {
             return err_set(err, ERR_NOMEM, "not enough memory for a KV cache of %d blocks",
-                           cpu->limits.n_blocks);
+                           p->n_pages);
         }
     }
     return OK;
@@ -98,8 +108,8 @@ struct kv_slot cpu_kv_slot(const struct cpu_backend *cpu, const struct kv_pages 
                            int32_t lane, int32_t pos)
 {
     int32_t tokens = cpu->limits.block_tokens;
-    int32_t block = cpu->lanes[lane].blocks[pos / tokens];
-    ASSERT(block >= 0 && block < cpu->limits.n_blocks);
+    int32_t block = cpu_kv_table(cpu, pages, lane)[pos / tokens];
+    ASSERT(block >= 0 && block < pages->n_pages);
     return (struct kv_slot){pages->base + (size_t)block * pages->block_bytes, pos % tokens};
 }
 
@@ -194,21 +204,32 @@ void cpu_kv_store_key(const struct cpu_backend *cpu, const struct kv_pages *page
 }
 
 /* Copies in all sets, because draft models use the same block ids. */
-enum status cpu_copy_blocks(struct backend *be, int32_t n, const struct block_copy *copies)
+static enum status copy(struct backend *be, int32_t n, const struct block_copy *copies,
+                        bool windowed)
 {
     struct cpu_backend *cpu = cpu_of(be);
     for (int32_t set = 0; set < MAX_KV_SETS; set++) {
         for (int32_t l = 0; l < cpu->kv_sets[set].n_layers; l++) {
             const struct kv_pages *p = &cpu->kv_sets[set].layers[l];
-            for (int32_t i = 0; i < n; i++) {
-                ASSERT(copies[i].from >= 0 && copies[i].from < cpu->limits.n_blocks);
-                ASSERT(copies[i].to >= 0 && copies[i].to < cpu->limits.n_blocks);
+            for (int32_t i = 0; i < n && p->geometry.windowed == windowed; i++) {
+                ASSERT(copies[i].from >= 0 && copies[i].from < p->n_pages);
+                ASSERT(copies[i].to >= 0 && copies[i].to < p->n_pages);
                 memmove(p->base + (size_t)copies[i].to * p->block_bytes,
                         p->base + (size_t)copies[i].from * p->block_bytes, p->block_bytes);
             }
         }
     }
     return OK;
+}
+
+enum status cpu_copy_blocks(struct backend *be, int32_t n, const struct block_copy *copies)
+{
+    return copy(be, n, copies, false);
+}
+
+enum status cpu_copy_pages(struct backend *be, int32_t n, const struct block_copy *copies)
+{
+    return copy(be, n, copies, true);
 }
 
 /* The elements of a token are scattered over its page, so they are moved one by one. */
@@ -245,15 +266,16 @@ enum status cpu_move_slots(struct backend *be, int32_t n, const struct slot_move
 
 /* For tests: fills everything with NaN, so that a read that should not happen shows in the
  * result. */
-enum status cpu_poison_blocks(struct backend *be, int32_t n, const int32_t *blocks)
+static enum status poison(struct backend *be, int32_t n, const int32_t *blocks, bool windowed)
 {
     struct cpu_backend *cpu = cpu_of(be);
     for (int32_t set = 0; set < MAX_KV_SETS; set++) {
         for (int32_t l = 0; l < cpu->kv_sets[set].n_layers; l++) {
             const struct kv_pages *p = &cpu->kv_sets[set].layers[l];
-            for (int32_t i = 0; i < n * p->geometry.n_kv_heads; i++) {
-                char *head = p->base + (size_t)blocks[i / p->geometry.n_kv_heads] * p->block_bytes +
-                             (size_t)(i % p->geometry.n_kv_heads) * p->head_bytes;
+            const int32_t n_heads = p->geometry.windowed == windowed ? p->geometry.n_kv_heads : 0;
+            for (int32_t i = 0; i < n * n_heads; i++) {
+                char *head = p->base + (size_t)blocks[i / n_heads] * p->block_bytes +
+                             (size_t)(i % n_heads) * p->head_bytes;
                 kv_poison(&p->k, head);
                 if (!p->geometry.v_in_k) {
                     kv_poison(&p->v, head);
@@ -262,4 +284,14 @@ enum status cpu_poison_blocks(struct backend *be, int32_t n, const int32_t *bloc
         }
     }
     return OK;
+}
+
+enum status cpu_poison_blocks(struct backend *be, int32_t n, const int32_t *blocks)
+{
+    return poison(be, n, blocks, false);
+}
+
+enum status cpu_poison_pages(struct backend *be, int32_t n, const int32_t *pages)
+{
+    return poison(be, n, pages, true);
 }

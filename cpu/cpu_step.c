@@ -10,7 +10,8 @@
 static enum status carve_lanes(struct cpu_backend *cpu)
 {
     const struct backend_limits *l = &cpu->limits;
-    size_t per_lane = (size_t)cpu->history_len + (size_t)l->max_blocks_per_lane;
+    const size_t tables = l->n_window_pages > 0 ? 2 : 1;
+    size_t per_lane = (size_t)cpu->history_len + tables * (size_t)l->max_blocks_per_lane;
     size_t n_ints = per_lane * (size_t)l->max_lanes + 3 * ((size_t)l->max_rows + 1);
     cpu->ints = cpu_memory(cpu, n_ints * sizeof *cpu->ints);
     cpu->lane_floats = cpu_memory(cpu, (size_t)l->max_lanes * (size_t)l->hidden * sizeof(float));
@@ -26,6 +27,7 @@ static enum status carve_lanes(struct cpu_backend *cpu)
         cpu->lanes[i] = (struct lane){
             .history = at,
             .blocks = at + cpu->history_len,
+            .pages = tables > 1 ? at + cpu->history_len + l->max_blocks_per_lane : NULL,
             .params = sampling_params_default(),
             .lists = lists + i,
             .allowed = allowed + (size_t)i * words,
@@ -77,7 +79,7 @@ enum status cpu_setup(struct backend *be, const struct backend_limits *limits, s
     if (l->max_rows < 1 || l->max_out_rows < 1 || l->max_lanes < 1 || l->max_len < 1 ||
         l->max_blocks_per_lane < 1 || l->n_blocks < 1 || l->block_tokens < 1 || l->vocab < 1 ||
         l->hidden < 1 || l->n_steps < 1 || l->max_passes < 1 || l->max_laws < 0 ||
-        l->max_masks < 0) {
+        l->n_window_pages < 0 || l->max_masks < 0) {
         return err_set(err, ERR_INVALID, "a limit of the backend is not positive");
     }
     int64_t slots = (int64_t)l->max_blocks_per_lane * l->block_tokens;
@@ -145,14 +147,25 @@ enum status cpu_lane_tokens(struct backend *be, int32_t lane, int32_t first_pos,
     return OK;
 }
 
+static enum status put(struct cpu_backend *cpu, int32_t *table, int32_t first, int32_t n,
+                       const int32_t *ids)
+{
+    ASSERT(first >= 0 && n >= 0 && n <= cpu->limits.max_blocks_per_lane - first);
+    memcpy(table + first, ids, (size_t)n * sizeof *ids);
+    return OK;
+}
+
 enum status cpu_lane_blocks(struct backend *be, int32_t lane, int32_t first, int32_t n,
                             const int32_t *blocks)
 {
-    struct cpu_backend *cpu = cpu_of(be);
-    struct lane *l = lane_of(cpu, lane);
-    ASSERT(first >= 0 && n >= 0 && n <= cpu->limits.max_blocks_per_lane - first);
-    memcpy(l->blocks + first, blocks, (size_t)n * sizeof *blocks);
-    return OK;
+    return put(cpu_of(be), lane_of(cpu_of(be), lane)->blocks, first, n, blocks);
+}
+
+enum status cpu_lane_pages(struct backend *be, int32_t lane, int32_t first, int32_t n,
+                           const int32_t *pages)
+{
+    ASSERT(cpu_of(be)->limits.n_window_pages > 0);
+    return put(cpu_of(be), lane_of(cpu_of(be), lane)->pages, first, n, pages);
 }
 
 /* The total number of ids in all bad words. The engine has checked the lists. */

@@ -24,9 +24,9 @@ enum status backend_check(const struct backend *be, struct err *err)
         N_BASIC = sizeof basic / sizeof basic[0],
         /* 10 fused ops, 2 ops for adapters, 2 queries about partial sums, `alive`, 5 ops for
          * states, `gate`, `hyper`, 2 ops for sparse attention, 2 for several streams, `cutoff`,
-         * `moe_identity`, 2 for draws that wait for their masks, and 3 for hidden states by slot.
-         */
-        N_OPTIONAL = 33,
+         * `moe_identity`, 2 for draws that wait for their masks, 3 for pages of windows, and 3 for
+         * hidden states by slot. */
+        N_OPTIONAL = 36,
     };
     _Static_assert(N_BASIC + N_OPTIONAL == sizeof *o / sizeof o->facts, "an op has no row above");
     for (size_t i = 0; i < N_BASIC; i++) {

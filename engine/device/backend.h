@@ -76,6 +76,7 @@ struct weight; // defined by the backend
 struct kv_layer {
     int32_t n_heads, n_kv_heads, head_dim_k, head_dim_v;
     bool v_in_k;
+    bool windowed;      // its pages are named by the lanes' tables of window pages
     bool index;         // no layer of attention, but the keys that index_pick compares with; v_in_k
     int32_t pick_block; // of an index: index_pick_args.block
     float k_scale, v_scale; // KV_FP8: the layer's scales of all K and V; 0: one scale per token and
@@ -83,6 +84,12 @@ struct kv_layer {
 };
 
 enum { MAX_KV_SETS = 4 }; // the target's, and one per draft model that may feed a tree
+
+/* Layers that see only a window need pages for the last positions of a sequence alone. If the
+ * engine gives them pages of their own (backend_limits.n_window_pages), each lane has a second
+ * table: where a windowed layer stores and reads its keys and values. Entries for positions that no
+ * row of a pass sees may name any page, whose content does not matter. Only set 0 has such layers.
+ */
 
 /* The KV cache of one model. All sets share block ids: set 0 is the target's, further sets are the
  * drafts'. */
@@ -203,7 +210,8 @@ struct backend_limits {
     int32_t max_len;      // tokens per sequence
     int32_t max_blocks_per_lane;
     int32_t n_blocks, block_tokens;
-    int32_t vocab; // rows of the output head
+    int32_t n_window_pages; // of block_tokens tokens, for windowed layers; 0: there are none
+    int32_t vocab;          // rows of the output head
     int32_t hidden;
     int32_t n_steps;    // staging slots (2)
     int32_t max_passes; // per step

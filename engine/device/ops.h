@@ -177,6 +177,13 @@ struct backend_ops {
     enum status (*hidden_store)(struct backend *be, const struct hidden_args *a);
     enum status (*hidden_load)(struct backend *be, const struct hidden_args *a);
 
+    /* ---- pages of windowed layers: all of these or none (NULL: all layers keep all tokens). They
+     * are to the second tables what lane_blocks, copy_blocks and poison_blocks are to the first. */
+    enum status (*lane_pages)(struct backend *be, int32_t lane, int32_t first, int32_t n,
+                              const int32_t *pages);
+    enum status (*copy_pages)(struct backend *be, int32_t n, const struct block_copy *copies);
+    enum status (*poison_pages)(struct backend *be, int32_t n, const int32_t *pages);
+
     /* Optional: ERR_DEVICE if the device is lost; never waits. */
     enum status (*alive)(struct backend *be);
 
