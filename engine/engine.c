@@ -136,7 +136,7 @@ static void publish_stats(struct engine *e)
     o->n_waiting = s->n_waiting;
     o->waiting_tokens = s->waiting_tokens;
     o->n_blocks = s->limits.n_blocks;
-    o->n_blocks_held = s->limits.n_blocks - holdings_available(&s->holdings);
+    o->n_blocks_held = s->limits.n_blocks - holdings_available(&s->holdings).blocks;
     o->n_blocks_idle = s->holdings.pool.idle.n;
     o->n_blocks_kept = s->holdings.retention.n_kept;
     o->n_steps = e->n_steps;

@@ -25,7 +25,8 @@ static bool fill_pass(const struct measure *m, struct pass *p, struct pass_row *
 {
     const struct scheduler_limits *l = m->limits;
     int32_t lanes = 1;
-    while (lanes * 2 <= l->max_lanes && lanes * 2 <= m->n_rows && lanes * 2 <= l->n_blocks) {
+    while (lanes * 2 <= l->max_lanes && lanes * 2 <= m->n_rows && lanes * 2 <= l->n_blocks &&
+           (l->n_pages == 0 || lanes * 2 <= l->n_pages)) {
         lanes *= 2;
     }
     int32_t each = m->n_rows / lanes, longest = l->max_len;
@@ -73,6 +74,9 @@ static enum status run_once(struct rank *r, const struct measure *m, const struc
     for (int32_t i = 0; i < p->n_seqs; i++) {
         TRY(ops->lane_params(r->be, i, &params));
         TRY(ops->lane_blocks(r->be, i, 0, 1, &i));
+        if (m->limits->n_pages > 0) {
+            TRY(ops->lane_pages(r->be, i, 0, 1, &i));
+        }
     }
     for (int32_t i = 0; i < m->n_passes; i++) {
         TRY(step_run_pass(p, model, (struct model_outputs){.logits = true}, m->n_vocab_used));

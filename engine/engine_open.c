@@ -121,6 +121,7 @@ static enum status open_set(const struct engine *e, const struct model *m, struc
     struct kv_layer layers[MAX_KV_LAYERS];
     struct kv_set_desc kv;
     engine_kv_set(e, m, layers, &kv);
+    engine_windows_mark(e, m, layers);
     TRY(m->be->ops->kv_open(m->be, m->kv_set, &kv, err));
     return engine_states_open(e, m, err);
 }
@@ -140,6 +141,7 @@ static enum status setup_rank(struct rank *r, void *arg)
                                     .max_blocks_per_lane = l->max_blocks_per_lane,
                                     .n_blocks = l->n_blocks,
                                     .block_tokens = l->block_tokens,
+                                    .n_window_pages = l->n_pages,
                                     .vocab = e->config.vocab,
                                     .hidden = e->config.hidden,
                                     .n_steps = N_STEPS,

@@ -156,6 +156,7 @@ static enum status count_blocks(struct engine *e, const struct backend_facts *fa
                                 struct err *err)
 {
     struct engine_info *info = &e->info;
+    struct engine_split split;
     size_t per_block, activations;
     TRY(block_bytes(e, &per_block));
     TRY(activation_bytes(e, facts, &activations));
@@ -170,7 +171,14 @@ static enum status count_blocks(struct engine *e, const struct backend_facts *fa
     if (asked > 0) {
         n = asked;
     }
-    if ((size_t)n > facts->free_bytes / (per_block ? per_block : 1) && asked > 0) {
+    TRY(engine_windows_choose(e, budget, per_block, most, &split, err));
+    if (split.n_pages > 0) {
+        n = split.n_blocks;
+        info->n_window_pages = e->windows.n_pages;
+        per_block -= e->windows.page_bytes;
+    }
+    const size_t pages = (size_t)info->n_window_pages * e->windows.page_bytes;
+    if ((double)n * (double)per_block + (double)pages > (double)facts->free_bytes && asked > 0) {
         return err_set(err, ERR_NOMEM,
                        "num-gpu-blocks-override: %d KV blocks of %zu kB do not fit "
                        "the %zu MB that are free: %zu would",
@@ -180,7 +188,7 @@ static enum status count_blocks(struct engine *e, const struct backend_facts *fa
     n = lesser(n, INT32_MAX / info->block_tokens);
     TRY(engine_agree(e, &n, err));
     info->n_blocks = (int32_t)n;
-    info->kv_bytes = (size_t)n * per_block;
+    info->kv_bytes = (size_t)n * per_block + pages;
     if (n >= LEAST_BLOCKS) {
         return OK;
     }
@@ -310,6 +318,7 @@ enum status engine_choose_sizes(struct engine *e, struct err *err)
         return err_set(err, ERR_INVALID, "block-size: at most %d tokens", MAX_BLOCK_TOKENS);
     }
     TRY(engine_states_begin(e, err));
+    engine_windows_begin(e);
     TRY(choose_match_unit(e, err));
     bool cpu = on_cpu(&facts);
     info->max_num_seqs = engine_option(e->options.max_num_seqs, default_lanes(e, &facts));
@@ -361,6 +370,7 @@ void engine_limits(const struct engine *e, struct scheduler_limits *out)
         .hash_key = hash_process_key() | 1,
     };
     engine_states_limits(e, out);
+    engine_windows_limits(e, out);
 }
 
 struct step_sizes engine_step_sizes(const struct engine *e)

@@ -34,6 +34,18 @@ struct engine_states {
     struct state_sizes sizes;             // bytes per rank
 };
 
+/* For models with layers that see only a window: engine_windows.c. */
+struct engine_windows {
+    int32_t window, chunk; // the largest ones; both 0: all layers keep all tokens
+    int32_t n_pages;       // 0: these layers have no pages of their own
+    size_t page_bytes;     // per rank
+};
+
+/* Memory as divided between blocks and window pages. */
+struct engine_split {
+    int64_t n_blocks, n_pages;
+};
+
 /* engine_broken.c: a row whose results are not numbers, until the log says so. */
 struct broken_row {
     bool waits;       // the log has yet to say in which layer this began
@@ -71,8 +83,9 @@ struct engine {
     // The step that has been submitted except for its draws; NULL: none.
     struct planned_step *draws_wait;
     int32_t n_vocab_used;
-    struct engine_states states;  // constant after open
-    struct engine_request **live; // hash table with open addressing, keyed by order
+    struct engine_states states;   // constant after open
+    struct engine_windows windows; // the same
+    struct engine_request **live;  // hash table with open addressing, keyed by order
     uint32_t live_mask;
     const struct kv_choice *kv[MAX_KV_SETS]; // storage format of each KV set
     int64_t next_deadline_ns;
@@ -143,6 +156,16 @@ size_t engine_states_of_lanes(const struct engine *e);
 enum status engine_states_choose(struct engine *e, size_t *budget, size_t per_block,
                                  struct err *err);
 void engine_states_limits(const struct engine *e, struct scheduler_limits *out);
+
+/* engine_windows.c; does nothing for models without windows. In the order of the calls: _begin,
+ * once weights are known; _choose, which divides the budget, given the bytes of a block of all
+ * layers and the most blocks that are of use (n_pages 0: undivided); _mark, which describes the
+ * layers to the backend; and _limits. */
+void engine_windows_begin(struct engine *e);
+enum status engine_windows_choose(struct engine *e, size_t budget, size_t per_block, int64_t most,
+                                  struct engine_split *out, struct err *err);
+void engine_windows_mark(const struct engine *e, const struct model *m, struct kv_layer *layers);
+void engine_windows_limits(const struct engine *e, struct scheduler_limits *out);
 enum status engine_states_open(const struct engine *e, const struct model *m, struct err *err);
 
 /* engine_kv.c, after the models are loaded. engine_kv_choose: the format of each set.

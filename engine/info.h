@@ -26,7 +26,9 @@ struct engine_info {
     char device[96];
     int64_t n_parameters;
     size_t weight_bytes, kv_bytes;
-    int32_t n_snapshots; // number of snapshots of recurrent state
+    int32_t n_window_pages; // of block_tokens tokens, for layers with a window; 0: they have none
+                            // of their own
+    int32_t n_snapshots;    // number of snapshots of recurrent state
     size_t state_bytes;
     const char *kv_cache_dtype; // the KV format, by its name on the command line
     int32_t n_ranks, n_nodes;

@@ -44,6 +44,10 @@ struct engine_options {
     int32_t state_snapshots;
     const char *mamba_cache_mode;
     int32_t mamba_block_size;
+    /* For models with layers that see only a window. window_pages: number of their own pages; 0: as
+     * memory allows. disable_hybrid_kv_cache_manager: none, so they keep all tokens. */
+    int32_t window_pages;
+    bool disable_hybrid_kv_cache_manager;
     bool enable_prefix_caching, enable_chunked_prefill;
     bool disable_cascade_attn; // read a shared prefix once per sequence
     /* A request whose prefix is cached may overtake earlier ones. While an

@@ -97,6 +97,15 @@ void step_build_lanes(struct planned_step *ps, const struct holdings *h)
             }
         }
     }
+    st->n_page_updates = ps->plan.n_pages;
+    for (int32_t i = 0; i < ps->plan.n_pages; i++) {
+        const struct plan_pages *g = &ps->plan.pages[i];
+        st->page_updates[i] = (struct page_update){g->seq->lane, g->first, g->n,
+                                                   holdings_pages(h, g->seq) + g->first};
+    }
+    st->n_page_copies = ps->plan.n_page_copies;
+    memcpy(st->page_copies, ps->plan.page_copies,
+           (size_t)st->n_page_copies * sizeof *st->page_copies);
     st->n_copies = ps->plan.n_copies;
     memcpy(st->copies, ps->plan.copies, (size_t)st->n_copies * sizeof *st->copies);
     st->n_state_copies = ps->plan.n_state_copies;

@@ -5,7 +5,7 @@ OP_SRC   := $(wildcard test/cpu/*_test.c)
 UNIT_SRC := $(if $(ONLY),$(filter-out %/route_test.c,$(OP_SRC)),$(shell find test -name '*_test.c'))
 UNIT     := $(UNIT_SRC:%.c=$(BUILD)/%)
 PYTESTS  := $(shell find test -name 'test_*.py')
-SUPPORT  := $(BUILD)/test/cpu/amx_emulated.o $(if $(ONLY),,$(patsubst %,$(BUILD)/test/engine/fake_%.o,backend draws state))
+SUPPORT  := $(BUILD)/test/cpu/amx_emulated.o $(if $(ONLY),,$(patsubst %,$(BUILD)/test/engine/fake_%.o,backend draws state windows))
 # Programs started by Python tests.
 SERVERS  := $(patsubst %.c,$(BUILD)/%,$(shell find test -name '*_server.c'))
 # A simulated device, for tests of the CUDA backend's host code.

@@ -32,6 +32,8 @@ void step_init(struct step *st, int32_t slot, const struct step_sizes *sizes)
     st->lanes = xcalloc(2 * lanes, sizeof *st->lanes);
     st->copies = xcalloc(lanes, sizeof *st->copies);
     st->state_copies = xcalloc((size_t)max_state_copies(l), sizeof *st->state_copies);
+    st->page_updates = xcalloc((size_t)max_page_grants(l), sizeof *st->page_updates);
+    st->page_copies = xcalloc((size_t)max_page_copies(l), sizeof *st->page_copies);
     for (int32_t i = 0; i < sizes->n_draft_passes; i++) {
         init_pass(&st->draft[i], i < sizes->n_feeding_passes ? rows : lanes, lanes, lanes);
     }
@@ -54,6 +56,8 @@ void step_deinit(struct step *st)
     free(st->lanes);
     free(st->copies);
     free(st->state_copies);
+    free(st->page_updates);
+    free(st->page_copies);
     for (int32_t i = 0; i < MAX_DRAFTS; i++) {
         deinit_pass(&st->draft[i]);
     }

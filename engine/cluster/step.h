@@ -19,6 +19,12 @@ struct lane_update {
     struct sampling_params params;
 };
 
+/* New entries of a lane's table of window pages. */
+struct page_update {
+    int32_t lane, first, n;
+    const int32_t *pages;
+};
+
 /* One forward pass of the draft models, with the arrays it needs. */
 struct draft_pass {
     struct pass pass;
@@ -61,9 +67,12 @@ struct step {
     bool lacks_masks; // received without the masks of its draws, which have not come yet
     const struct tree_moves *moves; // paths accepted in earlier steps
     int32_t n_lanes, n_copies, n_state_copies;
-    struct lane_update *lanes;       // [2 max_lanes]
-    struct block_copy *copies;       // [max_lanes]
-    struct state_copy *state_copies; // [max_state_copies], within the target's state set
+    struct lane_update *lanes; // [2 max_lanes]
+    struct block_copy *copies; // [max_lanes]
+    int32_t n_page_updates, n_page_copies;
+    struct page_update *page_updates; // [max_page_grants]
+    struct block_copy *page_copies;   // [max_page_copies], of window pages
+    struct state_copy *state_copies;  // [max_state_copies], within the target's state set
 
     int32_t n_draft_models; // each of them runs the draft passes
     int32_t n_draft_passes;

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Reads a step from the wire: int32s in memory layout and in a fixed order; a list is a count and
  * its items. A whole step consists of: slot, kind, begun, the updates (lanes, copies, state copies,
- * moves; absent if the step was already begun), the wanted outputs, the draft passes, and the
- * target's pass. A level has one pass instead of all passes; a frame of draws has only masks. Words
- * of a tree's mask have 8 bytes and may need padding before them; everything else is aligned to 4.
+ * window pages, moves; absent if the step was already begun), the wanted outputs, the draft passes,
+ * and the target's pass. A level has one pass instead of all passes; a frame of draws has only
+ * masks. Words of a tree's mask have 8 bytes and may need padding before them; everything else is
+ * aligned to 4.
  */
 #include "engine/cluster/step_wire.h"
 
@@ -354,6 +355,24 @@ static void get_state_copy(struct reader *r, struct state_copy *c)
     }
 }
 
+static void get_pages(struct reader *r, struct step *st)
+{
+    const struct scheduler_limits *l = r->sizes->limits;
+    st->n_page_updates = get(r, 0, max_page_grants(l), "the number of tables of pages");
+    st->n_page_copies = get(r, 0, max_page_copies(l), "the number of copied pages");
+    for (int32_t i = 0; i < st->n_page_updates && !r->bad; i++) {
+        struct page_update *u = &st->page_updates[i];
+        u->lane = get(r, 0, l->max_lanes - 1, "a lane");
+        u->first = get(r, 0, l->max_blocks_per_lane, "a lane's pages");
+        u->n = get(r, 0, l->max_blocks_per_lane - u->first, "a lane's pages");
+        u->pages = get_ids(r, u->n, l->n_pages, "a page");
+    }
+    for (int32_t i = 0; i < st->n_page_copies && !r->bad; i++) {
+        st->page_copies[i].from = get(r, 0, l->n_pages - 1, "a copied page");
+        st->page_copies[i].to = get(r, 0, l->n_pages - 1, "a copied page");
+    }
+}
+
 static void get_news(struct reader *r, struct step *st, struct tree_moves *moves)
 {
     const struct scheduler_limits *l = r->sizes->limits;
@@ -370,6 +389,7 @@ static void get_news(struct reader *r, struct step *st, struct tree_moves *moves
     for (int32_t i = 0; i < st->n_state_copies && !r->bad; i++) {
         get_state_copy(r, &st->state_copies[i]);
     }
+    get_pages(r, st);
     get_moves(r, moves);
     st->moves = moves;
 }

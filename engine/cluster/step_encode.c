@@ -142,6 +142,15 @@ static void put_news(struct buf *b, const struct step *st)
     }
     buf_put(b, st->copies, (size_t)st->n_copies * sizeof *st->copies);
     buf_put(b, st->state_copies, (size_t)st->n_state_copies * sizeof *st->state_copies);
+    put_i32(b, st->n_page_updates);
+    put_i32(b, st->n_page_copies);
+    for (int32_t i = 0; i < st->n_page_updates; i++) {
+        const struct page_update *u = &st->page_updates[i];
+        put_i32(b, u->lane);
+        put_i32(b, u->first);
+        put_ids(b, u->pages, u->n);
+    }
+    buf_put(b, st->page_copies, (size_t)st->n_page_copies * sizeof *st->page_copies);
     put_moves(b, st->moves);
 }
 

@@ -74,6 +74,19 @@ static enum status move_paths(const struct tree_moves *m, struct backend *be)
     return OK;
 }
 
+/* The tables and copies of window pages. */
+static enum status begin_pages(const struct step *st, struct backend *be)
+{
+    for (int32_t i = 0; i < st->n_page_updates; i++) {
+        const struct page_update *u = &st->page_updates[i];
+        TRY(be->ops->lane_pages(be, u->lane, u->first, u->n, u->pages));
+    }
+    if (st->n_page_copies > 0) {
+        return be->ops->copy_pages(be, st->n_page_copies, st->page_copies);
+    }
+    return OK;
+}
+
 /* Paths of accepted drafts move first. Blocks are copied after the tables have been updated. */
 static enum status begin_lanes(const struct step *st, struct backend *be)
 {
@@ -82,6 +95,7 @@ static enum status begin_lanes(const struct step *st, struct backend *be)
     for (int32_t i = 0; i < st->n_lanes; i++) {
         TRY(update_lane(be, &st->lanes[i]));
     }
+    TRY(begin_pages(st, be));
     if (st->n_copies > 0) {
         TRY(ops->copy_blocks(be, st->n_copies, st->copies));
     }

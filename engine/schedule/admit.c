@@ -40,25 +40,30 @@ static struct sequence *next_victim(const struct scheduler *s, const struct sequ
     return before != seq ? before : NULL;
 }
 
-/* Makes n blocks available to seq, preempting later sequences if necessary. Preempts nothing if
+/* Makes this much available to seq, preempting later sequences if necessary. Preempts nothing if
  * even that would not suffice. */
-static bool make_room(struct scheduler *s, struct plan *p, const struct sequence *seq, int32_t n)
+static bool make_room(struct scheduler *s, struct plan *p, const struct sequence *seq,
+                      struct room need)
 {
     struct holdings *h = &s->holdings;
     int32_t n_victims = 0;
-    if (holdings_available(h) >= n) {
+    if (room_covers(holdings_available(h), need)) {
         return true;
     }
     for (struct sequence *v = &s->order; (v = next_victim(s, seq, v)) != NULL;) {
         s->victims[n_victims++] = v;
     }
-    if (holdings_available(h) + holdings_reclaimable(h, s->victims, n_victims) < n) {
+    struct room all = holdings_available(h);
+    const struct room more = holdings_reclaimable(h, s->victims, n_victims);
+    all.blocks += more.blocks;
+    all.pages += more.pages;
+    if (!room_covers(all, need)) {
         return false;
     }
-    for (int32_t i = 0; i < n_victims && holdings_available(h) < n; i++) {
+    for (int32_t i = 0; i < n_victims && !room_covers(holdings_available(h), need); i++) {
         preempt(s, p, s->victims[i]);
     }
-    return holdings_available(h) >= n;
+    return room_covers(holdings_available(h), need);
 }
 
 static bool has_lane(const struct scheduler *s, const struct sequence *seq)
@@ -83,14 +88,10 @@ static void make_lane(struct scheduler *s, struct plan *p, const struct sequence
 
 bool scheduler_grow(struct scheduler *s, struct plan *p, struct sequence *seq, int32_t n_tokens)
 {
-    int32_t need = holdings_missing(&s->holdings, seq, n_tokens);
-    if (need <= 0) {
-        return true;
-    }
-    if (!make_room(s, p, seq, need)) {
+    if (!make_room(s, p, seq, holdings_missing(&s->holdings, seq, n_tokens))) {
         return false;
     }
-    holdings_grow(&s->holdings, p, seq, need);
+    holdings_grow(&s->holdings, p, seq, n_tokens);
     return true;
 }
 
@@ -117,7 +118,7 @@ static void count_hits(struct scheduler *s, struct sequence *seq, int32_t n_agai
     s->prefix_again += n_again;
     if (seq->sample == 0) {
         seq->request->n_cached = seq->n_computed;
-        if (s->limits.state_block > 0) {
+        if (s->limits.state_block > 0 || s->limits.n_pages > 0) {
             seq->request->n_recomputed = n_again;
         } else {
             seq->request->n_recomputed = -1;
@@ -140,7 +141,7 @@ enum admission scheduler_admit(struct scheduler *s, struct plan *p, struct seque
         return DEFERRED;
     }
     holdings_keep_front(h, &front);
-    int32_t need = holdings_blocks_for(h, seq->n_known) - front.n_blocks;
+    const struct room need = holdings_need(h, seq, &front);
     holdings_spare_part(h, &front, need);
     if (!make_room(s, p, seq, need)) {
         holdings_drop_front(h, &front);

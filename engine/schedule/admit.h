@@ -13,7 +13,7 @@ enum admission { ADMITTED, DEFERRED, NO_ROOM };
  * tokens, so that a chunked prompt never stalls half-way for lack of blocks. */
 enum admission scheduler_admit(struct scheduler *s, struct plan *p, struct sequence *seq);
 
-/* Allocates blocks for the first n_tokens tokens of a running sequence, preempting later ones if
+/* Allocates what a running sequence needs for its first n_tokens tokens, preempting later ones if
  * necessary. Returns false and changes nothing if even preemption would not free enough. */
 bool scheduler_grow(struct scheduler *s, struct plan *p, struct sequence *seq, int32_t n_tokens);
 

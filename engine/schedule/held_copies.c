@@ -13,6 +13,12 @@ static void plan_copy(struct holdings *h, struct plan *p, const struct block_cop
 {
     ASSERT(p->n_copies < h->limits->max_lanes);
     p->copies[p->n_copies++] = *copy;
+    if (h->limits->n_pages > 0) {
+        ASSERT(p->n_page_copies < max_page_copies(h->limits));
+        p->page_copies[p->n_page_copies++] =
+            (struct block_copy){h->windows.page_of[copy->from], h->windows.page_of[copy->to]};
+    }
+    held_windows_end_copy(h, copy->from);
     kv_pool_release(&h->pool, copy->from);
 }
 
@@ -28,13 +34,16 @@ void held_copies_find(const struct holdings *h, const struct sequence *seq,
     // The last token's row is always computed.
     int32_t n = lesser(l->block_tokens, seq->n_known - 1 - first);
     if (l->match_unit >= l->block_tokens || l->state_block > 0 || front->producer >= 0 ||
-        n < l->match_unit) {
+        front->n_blocks < front->n_matched || n < l->match_unit) {
         return;
     }
     for (int32_t i = 0; i < n; i++) {
         tokens[i] = sequence_token(seq, first + i);
     }
     front->part = prefix_cache_closest(&h->cache, front->chain, tokens, n, &n);
+    if (l->n_pages > 0 && front->part >= 0 && h->windows.page_of[front->part] < 0) {
+        return;
+    }
     front->n_part = n - n % l->match_unit;
 }
 
@@ -45,6 +54,7 @@ void held_copies_begin(struct holdings *h, const struct sequence *seq,
 {
     if (front->n_part > 0) {
         int32_t to = holdings_blocks(h, seq)[front->n_blocks];
+        held_windows_hold_copy(h, front->part, true);
         h->pending_parts[h->n_pending_parts++] = (struct pending_part){seq, {front->part, to}};
     }
 }
@@ -124,6 +134,7 @@ void held_copies_drop(struct holdings *h, const struct sequence *seq)
     int32_t fork = pending_fork_of(h, seq), part = pending_part_of(h, seq);
     int32_t from = held_copies_source(h, seq);
     if (from >= 0) {
+        held_windows_end_copy(h, from);
         kv_pool_release(&h->pool, from);
     }
     if (fork >= 0) {

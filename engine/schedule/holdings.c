@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The resources that sequences hold: a lane, blocks of the cache, and for recurrent layers the
- * states in them. Only this file changes a sequence's blocks. It adds to the plan what the backend
- * has to do for such a change. */
+ * states in them, and for layers with a window the pages in it. Only this file changes a sequence's
+ * blocks. It adds to the plan what the backend has to do for such a change. */
 #include "engine/schedule/holdings.h"
 
 #include "engine/base/assert.h"
@@ -17,6 +17,7 @@ static void on_gone(void *arg, int32_t block)
     struct holdings *h = arg;
     retention_gone(&h->retention, block);
     held_states_gone(h, block);
+    held_windows_gone(h, block);
 }
 
 /* Allocates for the maximum number of sequences, so that planning never allocates. */
@@ -42,10 +43,12 @@ void holdings_init(struct holdings *h, const struct scheduler_limits *limits)
     h->hits = xcalloc((size_t)limits->max_blocks_per_lane, sizeof *h->hits);
     h->scratch = xcalloc(blocks, sizeof *h->scratch);
     held_states_init(h);
+    held_windows_init(h);
 }
 
 void holdings_deinit(struct holdings *h)
 {
+    held_windows_deinit(h);
     held_states_deinit(h);
     retention_deinit(&h->retention);
     prefix_cache_deinit(&h->cache);
@@ -63,14 +66,16 @@ void holdings_deinit(struct holdings *h)
 
 /* ---- counting ----------------------------------------------------------------------------- */
 
-int32_t holdings_blocks_for(const struct holdings *h, int32_t n_tokens)
+struct room holdings_available(const struct holdings *h)
 {
-    return (n_tokens + h->limits->block_tokens - 1) / h->limits->block_tokens;
+    return (struct room){kv_pool_available(&h->pool), h->limits->n_pages - h->windows.n_reserved};
 }
 
-int32_t holdings_available(const struct holdings *h)
+struct room holdings_need(const struct holdings *h, const struct sequence *seq,
+                          const struct cached_front *front)
 {
-    return kv_pool_available(&h->pool);
+    return (struct room){holdings_blocks_for(h, seq->n_known) - front->n_blocks,
+                         windows_pages(h->limits, seq->n_known, 0)};
 }
 
 /* Counts one more hold of a block that is being given up; true if that was the last. */
@@ -81,9 +86,9 @@ static bool gives_up(struct holdings *h, int32_t block)
 
 /* A block can be reclaimed if all of its holders are among these sequences, so their references to
  * it are counted and compared with the pool's count. */
-int32_t holdings_reclaimable(struct holdings *h, struct sequence *const *seqs, int32_t n)
+struct room holdings_reclaimable(struct holdings *h, struct sequence *const *seqs, int32_t n)
 {
-    int32_t n_blocks = 0;
+    int32_t n_blocks = 0, n_pages = 0;
     for (int32_t k = 0; k < n; k++) {
         const int32_t *blocks = holdings_blocks(h, seqs[k]);
         int32_t source = held_copies_source(h, seqs[k]);
@@ -91,6 +96,7 @@ int32_t holdings_reclaimable(struct holdings *h, struct sequence *const *seqs, i
             n_blocks += gives_up(h, blocks[i]);
         }
         n_blocks += source >= 0 && gives_up(h, source);
+        n_pages += seqs[k]->n_reserved + (source >= 0);
     }
     for (int32_t k = 0; k < n; k++) {
         const int32_t *blocks = holdings_blocks(h, seqs[k]);
@@ -102,7 +108,7 @@ int32_t holdings_reclaimable(struct holdings *h, struct sequence *const *seqs, i
             h->scratch[source] = 0;
         }
     }
-    return n_blocks;
+    return (struct room){n_blocks, n_pages};
 }
 
 /* ---- the cache ---------------------------------------------------------------------------- */
@@ -175,6 +181,7 @@ struct cached_front holdings_find(struct holdings *h, const struct sequence *seq
 {
     struct cached_front front = match(h, seq, h->hits);
     held_states_find(h, &front);
+    held_windows_find(h, &front);
     if (reads_cache(h, seq)) {
         held_copies_find(h, seq, &front);
     }
@@ -192,11 +199,13 @@ static void enter(struct holdings *h, struct sequence *seq, int32_t end, enum no
         int32_t equal = prefix_cache_find(&h->cache, seq->chain, tokens);
         if (equal >= 0) {
             seq->chain = h->cache.nodes[equal].uid;
+            held_windows_mark(h, seq, i, equal);
         } else {
             seq->chain =
                 prefix_cache_insert(&h->cache, blocks[i], seq->chain, tokens, state, seq->index);
             retention_entered(&h->retention, blocks[i],
                               retention_owner(&h->retention, seq->request));
+            held_windows_entered(h, blocks[i]);
         }
         seq->n_entered = i + 1;
         held_states_mark(h, seq, i, equal >= 0 ? equal : blocks[i]);
@@ -250,6 +259,8 @@ void holdings_publish(struct holdings *h, struct plan *p)
         for (int32_t i = entry->first / size; (i + 1) * size <= end; i++) {
             if (produces(h, entry->seq, blocks[i])) {
                 prefix_cache_validate(&h->cache, blocks[i]);
+            } else {
+                held_windows_replace(h, entry->seq, i);
             }
         }
     }
@@ -316,11 +327,13 @@ void holdings_keep_front(struct holdings *h, const struct cached_front *front)
     if (front->snapshot >= 0) {
         states_hold(&h->states.snapshots, front->snapshot);
     }
+    held_windows_keep_front(h, front);
 }
 
 /* Releases from the end, so that the beginning of a prefix stays cached the longest. */
 void holdings_drop_front(struct holdings *h, const struct cached_front *front)
 {
+    held_windows_drop_front(h, front);
     if (front->n_part > 0) {
         kv_pool_release(&h->pool, front->part);
     }
@@ -332,9 +345,11 @@ void holdings_drop_front(struct holdings *h, const struct cached_front *front)
     }
 }
 
-void holdings_spare_part(struct holdings *h, struct cached_front *front, int32_t n_blocks)
+void holdings_spare_part(struct holdings *h, struct cached_front *front, struct room need)
 {
-    if (front->n_part > 0 && holdings_available(h) < n_blocks) {
+    need.pages += h->limits->n_pages > 0; // the copy holds one, too
+    if (front->n_part > 0 && !room_covers(holdings_available(h), need)) {
+        held_windows_drop_part(h, front);
         kv_pool_release(&h->pool, front->part);
         front->n_part = 0;
     }
@@ -391,6 +406,7 @@ void holdings_begin(struct holdings *h, struct plan *p, struct sequence *seq,
     }
     seq->n_entered = front->n_blocks;
     held_states_begin(h, seq, front);
+    held_windows_begin(h, p, seq, front);
     held_copies_begin(h, seq, front);
     enter(h, seq, seq->n_known / h->limits->block_tokens, NODE_PENDING);
     grant(h, p, seq, true);
@@ -403,7 +419,10 @@ static bool ends_inside_block(const struct holdings *h, const struct sequence *l
 
 bool holdings_can_fork(const struct holdings *h, const struct sequence *leader)
 {
-    return h->n_free_lanes > 0 && holdings_available(h) >= ends_inside_block(h, leader);
+    const bool copies = ends_inside_block(h, leader);
+    struct room need = {copies, windows_pages(h->limits, leader->n_prompt + 1, 1)};
+    need.pages += copies && h->limits->n_pages > 0;
+    return h->n_free_lanes > 0 && room_covers(holdings_available(h), need);
 }
 
 /* Full blocks are shared. The last, partial one is copied, because both sequences will write to
@@ -425,6 +444,7 @@ void holdings_fork(struct holdings *h, struct plan *p, struct sequence *seq,
         fork.has_copy = true;
         fork.copy = (struct block_copy){shared[n_full], blocks[n_full]};
         kv_pool_retain(&h->pool, shared[n_full]);
+        held_windows_hold_copy(h, shared[n_full], false);
     }
     if (fork.has_copy || h->limits->state_block > 0) {
         h->pending_forks[h->n_pending_forks++] = fork;
@@ -432,22 +452,57 @@ void holdings_fork(struct holdings *h, struct plan *p, struct sequence *seq,
     seq->chain = leader->chain;
     seq->n_entered = lesser(n_full, leader->n_entered);
     held_states_fork(h, seq, leader);
+    held_windows_fork(h, p, seq, leader);
     grant(h, p, seq, true);
 }
 
-int32_t holdings_missing(const struct holdings *h, const struct sequence *seq, int32_t n_tokens)
+struct room holdings_missing(const struct holdings *h, const struct sequence *seq, int32_t n_tokens)
 {
-    return holdings_blocks_for(h, n_tokens) - seq->n_blocks;
+    const int32_t n_rows = n_tokens - seq->n_computed;
+    return (struct room){holdings_blocks_for(h, n_tokens) - seq->n_blocks,
+                         windows_pages(h->limits, n_tokens, n_rows) - seq->n_reserved};
 }
 
-/* Allocates blocks for the next rows. */
-void holdings_grow(struct holdings *h, struct plan *p, struct sequence *seq, int32_t n_blocks)
+/* Allocates blocks for the next rows. A reservation for a prompt's chunks may become smaller. */
+void holdings_grow(struct holdings *h, struct plan *p, struct sequence *seq, int32_t n_tokens)
 {
     int32_t *blocks = holdings_blocks(h, seq);
-    for (; n_blocks > 0; n_blocks--) {
+    const struct room missing = holdings_missing(h, seq, n_tokens);
+    while (seq->n_blocks < holdings_blocks_for(h, n_tokens)) {
         blocks[seq->n_blocks++] = take_block(h);
     }
+    held_windows_shift(h, seq, n_tokens - seq->n_computed);
+    held_windows_reserve(h, seq, seq->n_reserved + missing.pages);
     grant(h, p, seq, false);
+}
+
+int32_t holdings_fit_rows(struct holdings *h, struct sequence *seq, int32_t n_rows)
+{
+    const struct scheduler_limits *l = h->limits;
+    if (l->n_pages == 0) {
+        return n_rows;
+    }
+    held_windows_shift(h, seq, n_rows);
+    const int32_t room = seq->n_reserved + holdings_available(h).pages;
+    const int32_t wanted = windows_pages(l, seq->n_computed + n_rows, n_rows);
+    const int32_t least = windows_pages(l, seq->n_known, 0); // as when it began
+    const int32_t most = greater(wanted, least);
+    held_windows_reserve(h, seq, lesser(most, room));
+    const int32_t first = windows_first(l, seq->n_computed) / l->block_tokens;
+    const int32_t fit = (first + seq->n_reserved) * l->block_tokens - seq->n_computed;
+    ASSERT(fit > 0);
+    return lesser(n_rows, fit);
+}
+
+void holdings_plan_rows(struct holdings *h, struct plan *p, struct sequence *seq, int32_t n_rows)
+{
+    held_windows_take(h, p, seq, n_rows);
+}
+
+bool holdings_sees(const struct holdings *h, const struct sequence *seq, int32_t pos)
+{
+    const struct scheduler_limits *l = h->limits;
+    return l->n_pages == 0 || seq->page_first <= windows_first(l, pos) / l->block_tokens;
 }
 
 /* ---- leave -------------------------------------------------------------------------------- */
@@ -498,53 +553,10 @@ void holdings_leave(struct holdings *h, struct sequence *seq)
 {
     held_copies_drop(h, seq);
     held_states_drop(h, seq);
+    held_windows_leave(h, seq);
     drop_blocks(h, seq);
     h->free_lanes[h->n_free_lanes++] = seq->lane;
     seq->lane = -1;
-}
-
-/* ---- the draft models' KV ----------------------------------------------------------------- */
-
-/* The number of rows that this sequence has to compute for the draft models' caches. Another
- * sequence may be computing those in shared blocks. */
-int32_t holdings_draft_rows(struct holdings *h, struct sequence *seq, int32_t end)
-{
-    const int32_t *blocks = holdings_blocks(h, seq);
-    int32_t size = h->limits->block_tokens, held = seq->n_blocks * size;
-    held = lesser(held, end); // later rows will be this sequence's own
-    while (seq->draft_computed % size == 0 && seq->draft_computed + size <= held &&
-           h->draft_valid[blocks[seq->draft_computed / size]]) {
-        seq->draft_computed += size;
-    }
-    int32_t reach = seq->draft_computed;
-    for (int32_t b = reach / size; reach < held; b++) {
-        int32_t *producer = &h->draft_producer[blocks[b]];
-        bool shared = h->pool.refs[blocks[b]] > 1 || h->pool.cached[blocks[b]];
-        if (shared && *producer >= 0 && *producer != seq->index) {
-            end = reach;
-            break;
-        }
-        *producer = seq->index;
-        reach = (b + 1) * size;
-    }
-    return end - seq->draft_computed;
-}
-
-/* Marks blocks whose draft KV is complete, for all sequences that share them. */
-void holdings_draft_fed(struct holdings *h, struct sequence *seq, int32_t end)
-{
-    if (seq->lane < 0) {
-        return;
-    }
-    const int32_t *blocks = holdings_blocks(h, seq);
-    int32_t size = h->limits->block_tokens;
-    for (int32_t b = seq->draft_marked / size; (b + 1) * size <= end; b++) {
-        h->draft_valid[blocks[b]] = true;
-        if (h->draft_producer[blocks[b]] == seq->index) {
-            h->draft_producer[blocks[b]] = -1;
-        }
-    }
-    seq->draft_marked = end / size * size;
 }
 
 /* ---- checks ------------------------------------------------------------------------------- */
@@ -555,6 +567,7 @@ void holdings_check(const struct holdings *h, const struct sequence *order)
 {
     const struct scheduler_limits *l = h->limits;
     int32_t *held = xcalloc((size_t)l->n_blocks, sizeof *held), n_lanes = 0;
+    int32_t *sources = xcalloc((size_t)l->max_lanes, sizeof *sources), n_sources = 0;
     bool *filled = xcalloc((size_t)l->n_blocks, sizeof *filled);
     kv_pool_check(&h->pool);
     retention_check(&h->retention);
@@ -563,6 +576,7 @@ void holdings_check(const struct holdings *h, const struct sequence *order)
         const int32_t *blocks = q->lane >= 0 ? holdings_blocks(h, q) : NULL;
         if (held_copies_source(h, q) >= 0) {
             held[held_copies_source(h, q)]++;
+            sources[n_sources++] = held_copies_source(h, q);
         }
         for (int32_t i = 0; blocks && i < q->n_blocks; i++) {
             held[blocks[i]]++;
@@ -579,6 +593,8 @@ void holdings_check(const struct holdings *h, const struct sequence *order)
     }
     ASSERT(n_lanes + h->n_free_lanes == l->max_lanes);
     held_states_check(h);
+    held_windows_check(h, order, sources, n_sources);
+    free(sources);
     free(held);
     free(filled);
 }

@@ -1,17 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What sequences hold: lanes; blocks, shared or exclusive, with and without draft KV; and snapshots
- * of recurrent state. The scheduler, which knows the order, decides who gets what; the holdings
- * know what is available, what is cached, and who holds how much. Updates for the backend go into
- * the plan.
+/* What sequences hold: lanes; blocks, shared or exclusive, with and without draft KV; pages of
+ * layers with a window; and snapshots of recurrent state. The scheduler, which knows the order,
+ * decides who gets what; the holdings know what is available, what is cached, and who holds how
+ * much. Updates for the backend go into the plan.
  *
  * The holdings write these members of a sequence: lane, n_blocks, n_granted, chain, n_entered,
- * n_proven, n_begun, branch, draft_computed and draft_marked (the draft passes that a step builds
+ * n_proven, n_begun, branch, page_first, page_end, n_reserved, n_resumed, draft_computed and
+ * draft_marked (the draft passes that a step builds
  * also advance draft_computed). Thread: the engine's. */
 #ifndef SLUICE_ENGINE_SCHEDULE_HOLDINGS_H
 #define SLUICE_ENGINE_SCHEDULE_HOLDINGS_H
 
 #include "engine/device/backend.h"
 #include "engine/schedule/held_states.h"
+#include "engine/schedule/held_windows.h"
 #include "engine/schedule/kv_pool.h"
 #include "engine/schedule/plan.h"
 #include "engine/schedule/prefix_cache.h"
@@ -26,6 +28,16 @@ struct pending_fork {
     bool has_copy;
     struct block_copy copy;
 };
+
+/* An amount of the resources that sequences need besides a lane. */
+struct room {
+    int32_t blocks, pages; // pages: reservations of window pages
+};
+
+static inline bool room_covers(struct room have, struct room need)
+{
+    return have.blocks >= need.blocks && have.pages >= need.pages;
+}
 
 /* The copy of the beginning of a cached block, for a sequence that begins with this plan. The block
  * to copy from is held until the copy is in the plan. */
@@ -53,6 +65,7 @@ struct holdings {
     struct pending_part *pending_parts; // [max_lanes]
     int32_t n_pending_parts;
     struct held_states states;
+    struct held_windows windows;
     int32_t *hits;    // [max_blocks_per_lane], the result of the last holdings_find
     int32_t *scratch; // [n_blocks], all zero between calls
 };
@@ -61,18 +74,27 @@ struct holdings {
 void holdings_init(struct holdings *h, const struct scheduler_limits *limits);
 void holdings_deinit(struct holdings *h);
 
-int32_t holdings_blocks_for(const struct holdings *h, int32_t n_tokens);
+static inline int32_t holdings_blocks_for(const struct holdings *h, int32_t n_tokens)
+{
+    return (n_tokens + h->limits->block_tokens - 1) / h->limits->block_tokens;
+}
 
-/* holdings_available: blocks that could be allocated now. holdings_reclaimable: blocks that
- * preempting these n sequences would add; a shared block counts if all its holders are among
- * them, with the pending copies for these sequences. */
-int32_t holdings_available(const struct holdings *h);
-int32_t holdings_reclaimable(struct holdings *h, struct sequence *const *seqs, int32_t n);
+/* holdings_available: what could be allocated now. holdings_reclaimable: what preempting these n
+ * sequences would add; a shared block counts if all its holders are among them, with the pending
+ * copies for these sequences. */
+struct room holdings_available(const struct holdings *h);
+struct room holdings_reclaimable(struct holdings *h, struct sequence *const *seqs, int32_t n);
 
 /* The block table of a sequence that has a lane. */
 static inline int32_t *holdings_blocks(const struct holdings *h, const struct sequence *seq)
 {
     return h->lane_blocks + (size_t)seq->lane * (size_t)h->limits->max_blocks_per_lane;
+}
+
+/* Its table of window pages, if there are any. */
+static inline int32_t *holdings_pages(const struct holdings *h, const struct sequence *seq)
+{
+    return h->windows.tables + (size_t)seq->lane * (size_t)h->limits->max_blocks_per_lane;
 }
 
 /* ---- begin, continue and leave */
@@ -82,7 +104,7 @@ static inline int32_t *holdings_blocks(const struct holdings *h, const struct se
 struct cached_front {
     int32_t n_blocks;  // the sequence may begin after this many blocks
     int32_t n_matched; // number of blocks with cached keys and values; more than n_blocks if the
-                       // state after them is missing
+                       // state after them, or a page that later rows see, is missing
     uint64_t chain;    // uid of the last matched block
     int32_t producer;  // index of the sequence that is computing the next block; -1: none
     int32_t snapshot;  // slot of the state after the first n_blocks; -1: none is needed
@@ -103,6 +125,10 @@ int32_t holdings_most_front(const struct holdings *h, const struct sequence *seq
 const int32_t *holdings_block_tokens(const struct holdings *h, const struct sequence *seq,
                                      int32_t i, int32_t room[MAX_BLOCK_TOKENS]);
 
+/* What the sequence needs besides this front. */
+struct room holdings_need(const struct holdings *h, const struct sequence *seq,
+                          const struct cached_front *front);
+
 /* The number of blocks just found that no sequence holds. Holding them reduces holdings_available
  * by that number. */
 int32_t holdings_idle_among(const struct holdings *h, const struct cached_front *front);
@@ -112,9 +138,9 @@ int32_t holdings_idle_among(const struct holdings *h, const struct cached_front 
 void holdings_keep_front(struct holdings *h, const struct cached_front *front);
 void holdings_drop_front(struct holdings *h, const struct cached_front *front);
 
-/* Releases the partly used block of a kept front if fewer than n_blocks would be available
- * otherwise: the sequence may need that very block. */
-void holdings_spare_part(struct holdings *h, struct cached_front *front, int32_t n_blocks);
+/* Releases the partly used block of a kept front if less than this would be available otherwise:
+ * the sequence may need that very block. */
+void holdings_spare_part(struct holdings *h, struct cached_front *front, struct room need);
 
 /* Gives the sequence a lane, the kept front, and new blocks for its other known tokens. The new
  * blocks are entered into the cache as pending, because this sequence will compute them. All of
@@ -129,10 +155,21 @@ bool holdings_can_fork(const struct holdings *h, const struct sequence *leader);
 void holdings_fork(struct holdings *h, struct plan *p, struct sequence *seq,
                    const struct sequence *leader);
 
-/* holdings_missing: the number of blocks that a running sequence lacks for its first n_tokens
- * tokens; 0 or less if none. holdings_grow allocates n_blocks more, which must be available. */
-int32_t holdings_missing(const struct holdings *h, const struct sequence *seq, int32_t n_tokens);
-void holdings_grow(struct holdings *h, struct plan *p, struct sequence *seq, int32_t n_blocks);
+/* holdings_missing: what a running sequence lacks for its first n_tokens tokens, the last of which
+ * are the next rows; 0 or less if nothing. holdings_grow allocates it; it must be available. */
+struct room holdings_missing(const struct holdings *h, const struct sequence *seq,
+                             int32_t n_tokens);
+void holdings_grow(struct holdings *h, struct plan *p, struct sequence *seq, int32_t n_tokens);
+
+/* How many of the next n_rows rows, all of known tokens, a running sequence has pages for: at least
+ * one. Reserves more pages for it if they are available without preemption. */
+int32_t holdings_fit_rows(struct holdings *h, struct sequence *seq, int32_t n_rows);
+
+/* The plan has the sequence's next n_rows rows. */
+void holdings_plan_rows(struct holdings *h, struct plan *p, struct sequence *seq, int32_t n_rows);
+
+/* Whether the sequence still holds all that a row at this position sees. */
+bool holdings_sees(const struct holdings *h, const struct sequence *seq, int32_t pos);
 
 /* Called when the sequence feeds no more rows in this lane. The rows of its first n_sure known
  * tokens are stored, and their full blocks stay in the cache. */

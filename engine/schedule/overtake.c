@@ -79,9 +79,10 @@ struct sequence *scheduler_let_pass(struct scheduler *s, struct sequence *head, 
         return head;
     }
     int64_t cost = cost_of(s, best, &front);
-    int32_t need = holdings_blocks_for(h, best->n_known) - front.n_blocks;
+    struct room have = holdings_available(h);
+    have.blocks -= holdings_idle_among(h, &front);
     bool fits =
-        holdings_available(h) - holdings_idle_among(h, &front) >= need &&
+        room_covers(have, holdings_need(h, best, &front)) &&
         (s->limits.chunked || best->n_known - front.n_blocks * s->limits.block_tokens <= rows);
     if (!fits || !may_overtake(s, head, cost)) {
         return head;

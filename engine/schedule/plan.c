@@ -19,6 +19,8 @@ void plan_init(struct plan *p, const struct scheduler_limits *limits)
     p->failed = xcalloc(lanes, sizeof *p->failed);
     p->state_copies = xcalloc((size_t)max_state_copies(limits), sizeof *p->state_copies);
     p->keeps = xcalloc((size_t)max_keeps(limits), sizeof *p->keeps);
+    p->pages = xcalloc((size_t)max_page_grants(limits), sizeof *p->pages);
+    p->page_copies = xcalloc((size_t)max_page_copies(limits), sizeof *p->page_copies);
 }
 
 void plan_deinit(struct plan *p)
@@ -30,6 +32,8 @@ void plan_deinit(struct plan *p)
     free(p->failed);
     free(p->state_copies);
     free(p->keeps);
+    free(p->pages);
+    free(p->page_copies);
     *p = (struct plan){0};
 }
 
@@ -38,7 +42,7 @@ void plan_clear(struct plan *p)
     p->n_rows = p->max_rows = p->n_out = p->n_draws = p->n_background = p->n_foreground = 0;
     p->n_hits = 0;
     p->n_entries = p->n_forks = p->n_grants = p->n_copies = p->n_failed = 0;
-    p->n_state_copies = p->n_keeps = 0;
+    p->n_state_copies = p->n_keeps = p->n_pages = p->n_page_copies = 0;
 }
 
 /* Drafts may be dropped after planning, for instance by a grammar. All sums that include them are
@@ -66,6 +70,13 @@ void plan_drop_grants(struct plan *p, const struct sequence *seq)
         }
     }
     p->n_grants = n;
+    n = 0;
+    for (int32_t i = 0; i < p->n_pages; i++) {
+        if (p->pages[i].seq != seq) {
+            p->pages[n++] = p->pages[i];
+        }
+    }
+    p->n_pages = n;
 }
 
 bool plan_forks(const struct plan *p, const struct sequence *seq)

@@ -22,6 +22,11 @@ struct scheduler_limits {
     bool prefix_cache, chunked;
     uint64_t hash_key;
 
+    /* For layers that see only the last `window` positions, or those of their own row's chunk of
+     * `window_chunk` positions (0: there are no such layers), and whose pages are counted
+     * separately. n_pages 0: all layers keep all positions. */
+    int32_t n_pages, window, window_chunk;
+
     /* For models with recurrent state (backend.h). state_block: positions between boundaries (0: no
      * state); state_ahead: the state set's max_ahead; state_interval: tokens between periodic
      * snapshots, a multiple of state_block. */
@@ -57,17 +62,25 @@ struct plan_grant {
     bool fresh;
 };
 
+/* New entries of a lane's table of window pages. */
+struct plan_pages {
+    struct sequence *seq;
+    int32_t first, n;
+};
+
 struct plan {
     int32_t n_rows, n_out, n_draws;
     int32_t max_rows;                   // of this step
     int32_t n_background, n_foreground; // prompt rows of background requests, and of the others
     int64_t n_hits; // prompt tokens of newly admitted sequences that were in the cache
     int32_t n_entries, n_forks, n_grants, n_copies, n_failed;
-    int32_t n_state_copies, n_keeps;
+    int32_t n_state_copies, n_keeps, n_pages, n_page_copies;
     struct plan_entry *entries;      // [max_lanes]
     struct plan_fork *forks;         // [max_lanes]
     struct plan_grant *grants;       // [2 max_lanes]
     struct block_copy *copies;       // [max_lanes]
+    struct plan_pages *pages;        // [max_page_grants]
+    struct block_copy *page_copies;  // [max_page_copies], of window pages
     struct state_copy *state_copies; // [max_state_copies]
     struct state_keep *keeps; // [max_keeps], states at boundaries that the entries' rows cross
     struct sequence **failed; // [max_lanes], sequences that can never run
@@ -81,10 +94,70 @@ static inline int32_t max_state_copies(const struct scheduler_limits *l)
     return l->state_block > 0 ? 4 * l->max_lanes : 0;
 }
 
+/* The maximum numbers of changes of tables of window pages in a step, at most two for a sequence,
+ * and of copies of such pages. */
+static inline int32_t max_page_grants(const struct scheduler_limits *l)
+{
+    return l->n_pages > 0 ? 2 * l->max_lanes : 0;
+}
+
+static inline int32_t max_page_copies(const struct scheduler_limits *l)
+{
+    return l->n_pages > 0 ? l->max_lanes : 0;
+}
+
 static inline int32_t max_keeps(const struct scheduler_limits *l)
 {
     int32_t rows = l->state_block > 0 ? l->max_rows / l->state_block : 0;
     return lesser(rows, l->n_snapshots);
+}
+
+/* ---- window pages ------------------------------------------------------------------------- */
+
+/* The first position that a row at `pos` sees in any of these layers. */
+static inline int32_t windows_first(const struct scheduler_limits *l, int32_t pos)
+{
+    int32_t first = pos;
+    if (l->window > 0) {
+        first = pos - l->window + 1;
+    }
+    if (l->window_chunk > 0) {
+        first = lesser(first, pos / l->window_chunk * l->window_chunk);
+    }
+    return greater(first, 0);
+}
+
+/* The rows for which a sequence always has pages. A prompt gets pages for larger chunks while there
+ * are any; without chunked prefill it needs them all at once. */
+static inline int32_t windows_least_rows(const struct scheduler_limits *l)
+{
+    enum { LEAST = 512 }; // chosen: fewer leave a GPU's units idle
+    return l->chunked ? lesser(l->max_rows, LEAST) : l->max_rows;
+}
+
+/* The pages that n_rows rows can see and write at a time. */
+static inline int32_t windows_span(const struct scheduler_limits *l, int32_t n_rows)
+{
+    const int32_t seen = greater(l->window, l->window_chunk);
+    return (seen + n_rows - 2 + l->block_tokens - 1) / l->block_tokens + 1;
+}
+
+/* The pages that a sequence of n_tokens tokens can need at a time, in steps with n_rows of its rows
+ * (0: windows_least_rows). */
+static inline int32_t windows_pages(const struct scheduler_limits *l, int32_t n_tokens,
+                                    int32_t n_rows)
+{
+    if (l->n_pages == 0) {
+        return 0;
+    }
+    const int32_t all = (n_tokens + l->block_tokens - 1) / l->block_tokens;
+    return lesser(all, windows_span(l, n_rows > 0 ? n_rows : windows_least_rows(l)));
+}
+
+/* With fewer pages than this some sequences could never run. One is for a copy. */
+static inline int32_t windows_least_pages(const struct scheduler_limits *l)
+{
+    return windows_span(l, windows_least_rows(l)) + 1;
 }
 
 void plan_init(struct plan *p, const struct scheduler_limits *limits);

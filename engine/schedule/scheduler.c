@@ -120,6 +120,7 @@ static void add_entry(struct scheduler *s, struct plan *p, struct sequence *seq,
     bool draws = reaches && (sequence_wants_token(seq) || seq->request->pool != POOL_NONE);
     int32_t n_out = out_rows(seq, n_rows, n_drafts, draws);
     int32_t entry = p->n_entries++;
+    holdings_plan_rows(&s->holdings, p, seq, n_rows);
     p->entries[entry] = (struct plan_entry){seq, seq->n_computed, n_rows, n_drafts, draws};
     p->n_rows += n_rows;
     p->n_out += n_out;
@@ -198,8 +199,8 @@ static void plan_decodes(struct scheduler *s, struct plan *p)
         room = greater(room, 0);
         drafts = lesser(drafts, room);
         int32_t end = sequence_future(seq);
-        if (drafts > 0 &&
-            holdings_available(&s->holdings) < holdings_missing(&s->holdings, seq, end + drafts)) {
+        if (drafts > 0 && !room_covers(holdings_available(&s->holdings),
+                                       holdings_missing(&s->holdings, seq, end + drafts))) {
             drafts = 0; // if blocks are short, drafts are given up first
         }
         if (scheduler_grow(s, p, seq, end + drafts)) {
@@ -324,6 +325,7 @@ static void plan_chunks(struct scheduler *s, struct plan *p)
         }
         int32_t n = chunk_of(s, p, seq, need);
         if (n > 0) {
+            n = holdings_fit_rows(&s->holdings, seq, n);
             add_entry(s, p, seq, n, 0);
             count_prompt_rows(p, seq, n);
         } else if (!s->limits.chunked) {

@@ -85,6 +85,10 @@ struct sequence {
     int32_t n_proven; // full blocks that a result of this sequence has proven
     int32_t n_begun;  // value of n_known when the sequence got its blocks
     int32_t branch;   // a state boundary up to which other sequences had the same tokens; 0: none
+    /* Window pages: it sees those of its blocks page_first .. page_end, and has reserved
+     * n_reserved. Those of its first n_resumed blocks were, or should have been, found in the
+     * cache. */
+    int32_t page_first, page_end, n_reserved, n_resumed;
     int32_t draft_computed; // the draft models' KV below this row is that of known tokens
     int32_t draft_marked;   // blocks below this one are marked as having draft KV
 

@@ -134,6 +134,13 @@ const struct option_row option_rows[] = {
          "for models with recurrent state: how many snapshots of it the prefix cache keeps; -1: "
          "none"),
      .min = -1, .max = 1 << 24, .same_on_nodes = true},
+    {ROW("window-pages", OPTION_INT, engine.window_pages, "auto",
+         "for models with layers that see only a window: number of blocks whose keys and values of "
+         "these layers are kept"),
+     .min = 0, .max = 1 << 30, .same_on_nodes = true},
+    {ROW("disable-hybrid-kv-cache-manager", OPTION_BOOL, engine.disable_hybrid_kv_cache_manager,
+         "false", "layers that see only a window keep the keys and values of all tokens"),
+     .same_on_nodes = true},
     {ROW("mamba-block-size", OPTION_INT, engine.mamba_block_size, "auto",
          "tokens between two periodic snapshots; auto: 512"),
      .min = 0, .max = 1 << 24, .same_on_nodes = true},

@@ -232,8 +232,6 @@ const struct vllm_flag vllm_flags[] = {
     {FLAG("calculate-kv-scales", TAKES_NOTHING,
           "without scales in the checkpoint, each head of each token has its own")},
     {FLAG("kv-sharing-fast-prefill", TAKES_NOTHING, "memory is allocated once, at startup")},
-    {FLAG("disable-hybrid-kv-cache-manager", TAKES_NOTHING,
-          "memory is allocated once, at startup")},
     {FLAG("enable-cumem-allocator", TAKES_NOTHING, "memory is allocated once, at startup")},
     {FLAG("sleep-mode-backend", TAKES_VALUE, "memory is allocated once, at startup")},
     {FLAG("sleep-mode-offload-cudagraph", TAKES_NOTHING, "memory is allocated once, at startup")},

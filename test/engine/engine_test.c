@@ -306,7 +306,7 @@ TEST(siblings_store_the_prompt_once_and_draw_each_their_own)
     int32_t most = 0;
     for (int32_t turn = 0; turn < 200 && b.n_done < 1; turn++) {
         engine_turn(b.e);
-        int32_t held = 200 - holdings_available(&b.e->scheduler.holdings);
+        int32_t held = 200 - holdings_available(&b.e->scheduler.holdings).blocks;
         most = greater(held, most);
         engine_drain(b.e, on_event, &b);
     }

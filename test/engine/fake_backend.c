@@ -81,6 +81,7 @@ static enum status fake_setup(struct backend *be, const struct backend_limits *l
             f->slots[set][i].token = -1;
         }
     }
+    fake_windows_open(f);
     f->history = xcalloc(lanes * (size_t)limits->max_len, sizeof *f->history);
     f->tables = xcalloc(lanes * (size_t)limits->max_blocks_per_lane, sizeof *f->tables);
     f->seeds = xcalloc(lanes, sizeof *f->seeds);
@@ -104,10 +105,8 @@ static enum status fake_setup(struct backend *be, const struct backend_limits *l
 static enum status fake_kv_open(struct backend *be, int32_t set, const struct kv_set_desc *desc,
                                 struct err *err)
 {
-    (void)be;
-    (void)set;
-    (void)desc;
     (void)err;
+    fake_windows_layers(fake_of(be), set, desc);
     return OK;
 }
 
@@ -138,6 +137,7 @@ static void fake_close(struct backend *be)
     for (int set = 0; set < SETS; set++) {
         free(f->slots[set]);
     }
+    fake_windows_close(f);
     free(f->history);
     free(f->tables);
     free(f->seeds);
@@ -200,7 +200,7 @@ static enum status fake_lane_params(struct backend *be, int32_t lane,
 }
 
 /* A backend may make the copies of a call in any order, so none may write what another reads. */
-static void check_copies(const struct block_copy *copies, int32_t n)
+void fake_check_copies(const struct block_copy *copies, int32_t n)
 {
     for (int32_t i = 0; i < n * n; i++) {
         const struct block_copy *a = &copies[i / n], *b = &copies[i % n];
@@ -213,7 +213,7 @@ static enum status fake_copy_blocks(struct backend *be, int32_t n, const struct 
 {
     struct fake *f = fake_of(be);
     size_t size = (size_t)f->l.block_tokens;
-    check_copies(copies, n);
+    fake_check_copies(copies, n);
     for (int32_t i = 0; i < SETS * n; i++) {
         struct slot *slots = f->slots[i % SETS];
         const struct block_copy *c = &copies[i / SETS];
@@ -247,6 +247,9 @@ static enum status fake_move_slots(struct backend *be, int32_t n, const struct s
         ASSERT(i == 0 || moves[i].lane != moves[i - 1].lane || moves[i].to > moves[i - 1].to);
         *slot_in(f, kv_set, moves[i].lane, moves[i].to) =
             *slot_in(f, kv_set, moves[i].lane, moves[i].from);
+        if (kv_set == 0) {
+            fake_windows_move(f, &moves[i]);
+        }
     }
     if (kv_set == 0) {
         fake_state_move(f->state, n, moves);
@@ -326,7 +329,10 @@ static enum status fake_recurrence(struct backend *be, const struct recurrence_a
 static enum status fake_rope_store(struct backend *be, const struct rope_store_args *a)
 {
     struct fake *f = fake_of(be);
-    for (int32_t i = 0; i < f->pass->n_rows && a->layer == 0; i++) {
+    if (is_windowed(f, a->layer)) {
+        fake_windows_store(f);
+    }
+    for (int32_t i = 0; i < f->pass->n_rows && is_whole(f, a->layer); i++) {
         const struct pass_row *r = &f->pass->rows[i];
         int32_t token = r->token >= 0 ? r->token : *history_at(f, r->lane, r->slot_pos);
         if (r->token >= 0) {
@@ -373,12 +379,15 @@ static uint64_t hash_path(struct fake *f, const struct pass_seq *q, int32_t row,
     return h;
 }
 
-/* Layer 0 stands for all layers: it reads the slots of each row's history through the
+/* The first layer stands for all layers: it reads the slots of each row's history through the
  * lane's table and hashes them. Later layers would read the same. */
 static enum status fake_attention(struct backend *be, const struct attention_args *a)
 {
     struct fake *f = fake_of(be);
-    if (a->layer > 0) {
+    if (is_windowed(f, a->layer)) {
+        fake_windows_read(f, a);
+    }
+    if (!is_whole(f, a->layer)) {
         return OK;
     }
     int64_t begin = f->control->timed ? clock_now_ns() : 0;
@@ -547,6 +556,9 @@ static const struct backend_ops fake_ops = {
     .lane_blocks = fake_lane_blocks,
     .lane_params = fake_lane_params,
     .copy_blocks = fake_copy_blocks,
+    .lane_pages = fake_lane_pages,
+    .copy_pages = fake_copy_pages,
+    .poison_pages = fake_poison_pages,
     .move_slots = fake_move_slots,
     .poison_blocks = fake_poison_blocks,
     .pass_begin = fake_pass_begin,

@@ -29,6 +29,7 @@ struct fake_control {
     int32_t n_wrong;                 // reads of slots with an unexpected token
     int64_t n_state_copies, n_keeps; // copies of states, and states kept in passes
     size_t lane_bytes;               // size of a lane's state; 0: small
+    int64_t n_windows;               // passes of layers with a window and pages of their own
     int32_t lose_copy;               // this copy of states (counted from 1) is lost once; 0: none
 };
 

@@ -19,7 +19,11 @@ struct fake {
     struct backend base;
     struct fake_control *control;
     struct backend_limits l;
-    struct slot *slots[SETS]; // by KV set: [n_blocks * block_tokens]
+    struct slot *slots[SETS];  // by KV set: [n_blocks * block_tokens]
+    struct slot *window_slots; // [n_window_pages * block_tokens], of all windowed layers
+    int32_t *page_tables;      // [max_lanes, max_blocks_per_lane]
+    // The first layers of set 0 of each kind; -1: there is none.
+    int32_t first_whole, first_windowed;
     int32_t *history;         // [max_lanes, max_len]
     int32_t *tables;          // [max_lanes, max_blocks_per_lane]
     uint64_t *seeds;          // [max_lanes]
@@ -69,6 +73,33 @@ static inline bool sees(const struct fake *f, int32_t row, int32_t node)
 {
     return f->pass->tree_mask[row * TREE_MASK_WORDS + node / 64] >> (node % 64) & 1;
 }
+
+/* Whether the layer stands for all that keep all tokens, or for all with a window. */
+static inline bool is_whole(const struct fake *f, int32_t layer)
+{
+    return layer == (f->pass->kv_set == 0 ? f->first_whole : 0);
+}
+
+static inline bool is_windowed(const struct fake *f, int32_t layer)
+{
+    return f->pass->kv_set == 0 && layer == f->first_windowed;
+}
+
+/* Asserts that no copy writes what another one reads. */
+void fake_check_copies(const struct block_copy *copies, int32_t n);
+
+/* ---- fake_windows.c: layers with a window ---- */
+void fake_windows_open(struct fake *f);
+void fake_windows_close(struct fake *f);
+void fake_windows_layers(struct fake *f, int32_t set, const struct kv_set_desc *desc);
+enum status fake_lane_pages(struct backend *be, int32_t lane, int32_t first, int32_t n,
+                            const int32_t *pages);
+enum status fake_copy_pages(struct backend *be, int32_t n, const struct block_copy *copies);
+enum status fake_poison_pages(struct backend *be, int32_t n, const int32_t *pages);
+void fake_windows_move(struct fake *f, const struct slot_move *m);
+/* The pass's rows of such a layer: are stored, and check what they see. */
+void fake_windows_store(struct fake *f);
+void fake_windows_read(struct fake *f, const struct attention_args *a);
 
 enum status fake_sample(struct backend *be, const struct sample_args *a);
 

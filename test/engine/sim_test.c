@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The engine on the fake backend: thousands of seeded runs of random requests, cancels, stops,
  * deadlines, cleared caches, tiny pools, small steps and faults. Half of them have a model with
- * recurrent state and few snapshots, some have cache hints of several owners. Every right answer is
+ * recurrent state and few snapshots, others one with windows and few pages for them; some have
+ * cache hints of several owners. Every right answer is
  * known in advance, and all counts are verified after each turn. SIM_RUNS is the number of runs,
  * SIM_SEED the first seed. */
 #include "engine/base/minmax.h"
@@ -42,6 +43,7 @@ struct sim {
  * only if every event occurred. */
 static struct {
     int64_t copies, keeps, hits, again, preemptions, kept, ended;
+    int64_t windows, window_hits, window_again, window_preemptions; // with windows
     int64_t parts;         // of any model: requests whose cached prefix ended inside a block
     int64_t broken, named; // of any model: requests with NaN, and runs that found its layer
 } saw;
@@ -61,6 +63,24 @@ static void draw_state(struct sim *s, struct engine_options *o)
     o->state_block = 8 << draw(s, 3);
     o->mamba_block_size = o->state_block * (1 + (int32_t)draw(s, 4));
     o->state_snapshots = snapshots[draw(s, sizeof snapshots / sizeof snapshots[0])];
+}
+
+/* A model with windows or chunks, and hardly more pages for them than one sequence can need. Before
+ * this, all limits have been drawn. */
+static void draw_windows(struct sim *s, struct engine_options *o)
+{
+    static const struct {
+        const char *model;
+        int32_t window, chunk;
+    } models[] = {{"test/golden/gpt-oss", 24, 0}, {"test/golden-families/llama-4", 0, 32}};
+    const int i = (int)draw(s, 2);
+    const struct scheduler_limits l = {.max_rows = o->max_num_batched_tokens,
+                                       .block_tokens = o->block_size,
+                                       .chunked = o->enable_chunked_prefill,
+                                       .window = models[i].window,
+                                       .window_chunk = models[i].chunk};
+    o->model = models[i].model;
+    o->window_pages = windows_least_pages(&l) + (int32_t)draw(s, 40) / o->block_size;
 }
 
 /* Tiny pools and budgets make preemption and eviction common. */
@@ -107,6 +127,8 @@ static struct engine_options options_of(struct sim *s)
     s->control.garbage = draw(s, 2) == 0;
     if (draw(s, 2)) {
         draw_state(s, &o);
+    } else if (draw(s, 3)) {
+        draw_windows(s, &o);
     }
     return o;
 }
@@ -344,6 +366,19 @@ static void pass_time(struct sim *s)
     }
 }
 
+/* Whoever reads a page that nobody has any more reads nonsense, except that a row that is not a
+ * number is computed again before the next step. */
+static void poison_free_pages(struct sim *s)
+{
+    const struct held_windows *w = &s->e->scheduler.holdings.windows;
+    struct backend *be = s->e->ranks.rank[0].be;
+    for (int32_t page = 0; page < s->e->scheduler.limits.n_pages && !s->e->broken.waits; page++) {
+        if (w->pages.refs[page] == 0 && !w->pages.cached[page]) {
+            CHECK_EQ(be->ops->poison_pages(be, 1, &page), OK);
+        }
+    }
+}
+
 /* Sends this turn's messages, takes a turn of the engine, and checks all its tables. */
 static void take_turn(struct sim *s, int32_t turn)
 {
@@ -355,6 +390,7 @@ static void take_turn(struct sim *s, int32_t turn)
     }
     engine_turn(s->e);
     pass_time(s);
+    poison_free_pages(s);
     scheduler_check(&s->e->scheduler);
     watch_head(s);
     engine_drain(s->e, on_event, s);
@@ -406,6 +442,14 @@ static void run_once(uint64_t seed, enum fault fault)
         saw.broken += broken;
         saw.parts += s.requests[i].r.n_cached % s.e->info.block_tokens != 0;
     }
+    if (s.e->windows.n_pages > 0) {
+        const struct scheduler *sch = &s.e->scheduler;
+        CHECK(failed || s.control.n_windows > 0);
+        saw.windows += s.control.n_windows;
+        saw.window_hits += sch->prefix_hits;
+        saw.window_again += sch->prefix_again;
+        saw.window_preemptions += sch->n_preemptions;
+    }
     if (s.e->states.block > 0) {
         const struct scheduler *sch = &s.e->scheduler;
         saw.copies += s.control.n_state_copies;
@@ -435,6 +479,8 @@ static void run_many(enum fault fault)
         }
     }
     CHECK(n < 400 || fault != ROWS_ARE_BROKEN || (saw.broken > n / 4 && saw.named > n / 4));
+    CHECK(n < 400 || (saw.windows > 0 && saw.window_hits > 0 && saw.window_again > 0 &&
+                      saw.window_preemptions > 0));
     CHECK(n < 400 || (saw.copies > 0 && saw.keeps > 0 && saw.hits > 0 && saw.again > 0 &&
                       saw.preemptions > 0 && saw.kept > 0 && saw.ended > 0 && saw.parts > 0));
 }

@@ -66,7 +66,7 @@ static void close_bed(struct bed *b)
         }
     }
     holdings_check(&b->h, &b->order);
-    CHECK_EQ(holdings_available(&b->h), BLOCKS);
+    CHECK_EQ(holdings_available(&b->h).blocks, BLOCKS);
     CHECK_EQ(b->h.n_free_lanes, LANES);
     holdings_deinit(&b->h);
     plan_deinit(&b->p);
@@ -111,7 +111,7 @@ TEST(a_sequence_waits_for_blocks_that_another_computes)
     CHECK_EQ(front.producer, -1);
     CHECK_MEM(holdings_blocks(&b.h, &b.seqs[1]), holdings_blocks(&b.h, &b.seqs[0]),
               3 * sizeof(int32_t));
-    CHECK_EQ(holdings_available(&b.h), BLOCKS - 5);
+    CHECK_EQ(holdings_available(&b.h).blocks, BLOCKS - 5);
     close_bed(&b);
 }
 
@@ -143,10 +143,10 @@ TEST(a_shared_block_is_reclaimed_with_its_last_holder)
     publish(&b, 0);
     begin(&b, 1);
     struct sequence *const both[] = {&b.seqs[1], &b.seqs[0]};
-    CHECK_EQ(holdings_reclaimable(&b.h, both, 1), 1);
-    CHECK_EQ(holdings_reclaimable(&b.h, both, 2), 5);
-    CHECK_EQ(holdings_reclaimable(&b.h, both, 1), 1); // counting changes nothing
-    CHECK_EQ(holdings_reclaimable(&b.h, both, 0), 0);
+    CHECK_EQ(holdings_reclaimable(&b.h, both, 1).blocks, 1);
+    CHECK_EQ(holdings_reclaimable(&b.h, both, 2).blocks, 5);
+    CHECK_EQ(holdings_reclaimable(&b.h, both, 1).blocks, 1); // counting changes nothing
+    CHECK_EQ(holdings_reclaimable(&b.h, both, 0).blocks, 0);
     close_bed(&b);
 }
 
@@ -185,9 +185,9 @@ TEST(a_sequence_takes_only_missing_blocks_and_reports_them)
     open_bed(&b, 14);
     begin(&b, 0);
     plan_clear(&b.p);
-    CHECK_EQ(holdings_missing(&b.h, &b.seqs[0], 16), 0);
-    CHECK_EQ(holdings_missing(&b.h, &b.seqs[0], 17), 1);
-    holdings_grow(&b.h, &b.p, &b.seqs[0], 2);
+    CHECK_EQ(holdings_missing(&b.h, &b.seqs[0], 16).blocks, 0);
+    CHECK_EQ(holdings_missing(&b.h, &b.seqs[0], 17).blocks, 1);
+    holdings_grow(&b.h, &b.p, &b.seqs[0], 24);
     CHECK_EQ(b.seqs[0].n_blocks, 6);
     REQUIRE(b.p.n_grants == 1);
     CHECK(b.p.grants[0].first == 4 && b.p.grants[0].n == 2 && !b.p.grants[0].fresh);
@@ -252,11 +252,12 @@ TEST(a_prefix_that_ends_inside_a_block_is_copied_in_the_plan_that_begins)
     int32_t to = holdings_blocks(&b.h, &b.seqs[1])[2];
     CHECK(to != from);
     holdings_leave(&b.h, &b.seqs[0]);
-    CHECK_EQ(holdings_available(&b.h), BLOCKS - 5); // the pending copy still holds its source
+    CHECK_EQ(holdings_available(&b.h).blocks,
+             BLOCKS - 5); // the pending copy still holds its source
     holdings_plan_copies(&b.h, &b.p);
     REQUIRE(b.p.n_copies == 1);
     CHECK(b.p.copies[0].from == from && b.p.copies[0].to == to);
-    CHECK_EQ(holdings_available(&b.h), BLOCKS - 4);
+    CHECK_EQ(holdings_available(&b.h).blocks, BLOCKS - 4);
     close_bed(&b);
 }
 
@@ -342,12 +343,12 @@ TEST(a_pending_fork_holds_the_block_that_it_copies)
     publish(&b, 0);
     holdings_fork(&b.h, &b.p, &b.seqs[1], &b.seqs[0]);
     struct sequence *both[] = {&b.seqs[0], &b.seqs[1]};
-    CHECK_EQ(holdings_reclaimable(&b.h, both, 2), 5);
-    CHECK_EQ(holdings_reclaimable(&b.h, both, 1), 0);
+    CHECK_EQ(holdings_reclaimable(&b.h, both, 2).blocks, 5);
+    CHECK_EQ(holdings_reclaimable(&b.h, both, 1).blocks, 0);
     holdings_leave(&b.h, &b.seqs[0]);
-    CHECK_EQ(holdings_available(&b.h), BLOCKS - 5);
+    CHECK_EQ(holdings_available(&b.h).blocks, BLOCKS - 5);
     holdings_leave(&b.h, &b.seqs[1]);
-    CHECK_EQ(holdings_available(&b.h), BLOCKS);
+    CHECK_EQ(holdings_available(&b.h).blocks, BLOCKS);
     close_bed(&b);
 }
 
@@ -360,11 +361,11 @@ TEST(no_part_is_held_if_its_block_is_needed)
     holdings_leave(&b.h, &b.seqs[0]);
     struct cached_front front = holdings_find(&b.h, &b.seqs[1]);
     holdings_keep_front(&b.h, &front);
-    holdings_spare_part(&b.h, &front, BLOCKS - 3);
+    holdings_spare_part(&b.h, &front, (struct room){.blocks = BLOCKS - 3});
     CHECK_EQ(front.n_part, 3);
-    holdings_spare_part(&b.h, &front, BLOCKS - 2);
+    holdings_spare_part(&b.h, &front, (struct room){.blocks = BLOCKS - 2});
     CHECK_EQ(front.n_part, 0);
-    CHECK_EQ(holdings_available(&b.h), BLOCKS - 2);
+    CHECK_EQ(holdings_available(&b.h).blocks, BLOCKS - 2);
     holdings_drop_front(&b.h, &front);
     close_bed(&b);
 }
