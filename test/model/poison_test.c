@@ -1,19 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The engine on the CPU with real weights. After every turn all stale memory becomes NaN: free
- * blocks, slots of rejected drafts and of nodes off the path, and rows not yet computed, in every
- * KV set. The answers must be those of an engine without drafts and without poison. */
+ * blocks and pages of windows, slots of rejected drafts and of nodes off the path, and rows not yet
+ * computed, in every KV set. The answers must be those of an engine without drafts, without pages of
+ * windows, and without poison. */
 #include "cpu/cpu.h"
 #include "cpu/cpu_internal.h"
 #include "engine/base/minmax.h"
 #include "engine/engine_state.h"
 #include "test/check.h"
 
-/* The second model is sparse: its indexers have keys, too. `make seeded` draws its weights. */
+/* The second model is sparse: its indexers have keys, too. The last ones have layers with windows
+ * of 24 positions or chunks of 32. `make seeded` draws their weights. */
 #define DENSE "test/golden/llama-3"
 #define SPARSE "build/golden-families/glm-5"
+#define WINDOWED "build/golden/gpt-oss"
+#define CHUNKED "build/golden-families/llama-4"
 #define STRANGER "test/golden/llama-tied"
 
-enum { N = 6, MAX_N = 2, MAX_PROMPT = 80, MAX_OUT = 40, BLOCK = 8, N_BLOCKS = 18 };
+enum { N = 6, MAX_N = 2, MAX_PROMPT = 80, MAX_OUT = 40, BLOCK = 8, N_BLOCKS = 18, N_PAGES = 30 };
 
 /* An engine, its requests, and for each slot of a set whether it may be read. */
 struct bed {
@@ -23,7 +27,9 @@ struct bed {
     int32_t prompt[N][MAX_PROMPT], tokens[N][MAX_N][MAX_OUT];
     int32_t n_done;
     int64_t n_poisoned, n_accepted;
+    bool has_pages;
     bool *keep[MAX_KV_SETS]; // [n_blocks * block_tokens]
+    bool *keep_pages;        // [N_PAGES * block_tokens], in set 0
 };
 
 static enum status open_cpu(const struct backend_options *options, struct backend **out,
@@ -48,6 +54,35 @@ static void keep_slots(struct bed *b, int32_t set, const struct sequence *q, int
     }
 }
 
+static void keep_in_window(struct bed *b, const struct sequence *q, int32_t first, int32_t end)
+{
+    struct scheduler *s = &b->e->scheduler;
+    int32_t size = s->limits.block_tokens, from = q->page_first * size;
+    end = lesser(end, q->page_end * size);
+    for (int32_t pos = greater(first, from); s->limits.n_pages > 0 && pos < end; pos++) {
+        b->keep_pages[holdings_pages(&s->holdings, q)[pos / size] * size + pos % size] = true;
+    }
+}
+
+/* The pages of valid blocks, and those that the next step copies. */
+static void find_kept_pages(struct bed *b)
+{
+    struct scheduler *s = &b->e->scheduler;
+    const struct held_windows *w = &s->holdings.windows;
+    size_t size = (size_t)s->limits.block_tokens;
+    memset(b->keep_pages, 0, N_PAGES * size);
+    for (int32_t i = 0; s->limits.n_pages > 0 && i < s->limits.n_blocks; i++) {
+        bool copied = false;
+        for (int32_t k = 0; k < s->holdings.n_pending_forks; k++) {
+            const struct pending_fork *f = &s->holdings.pending_forks[k];
+            copied |= f->has_copy && f->copy.from == i;
+        }
+        if (w->page_of[i] >= 0 && (copied || s->holdings.cache.nodes[i].state == NODE_VALID)) {
+            memset(b->keep_pages + (size_t)w->page_of[i] * size, 1, size);
+        }
+    }
+}
+
 static void keep_block(struct bed *b, int32_t set, int32_t block)
 {
     int32_t size = b->e->scheduler.limits.block_tokens;
@@ -61,6 +96,7 @@ static void find_kept(struct bed *b, int32_t n_sets)
     struct scheduler *s = &b->e->scheduler;
     const struct tree_moves *m = &b->e->moves;
     size_t n = (size_t)s->limits.n_blocks * (size_t)s->limits.block_tokens;
+    find_kept_pages(b);
     for (int32_t set = 0; set < n_sets; set++) {
         memset(b->keep[set], 0, n);
         for (int32_t i = 0; i < s->limits.n_blocks; i++) {
@@ -82,6 +118,7 @@ static void find_kept(struct bed *b, int32_t n_sets)
             bool judged = q->n_verifying > 0; // drafts in flight are judged by the step's results
             keep_slots(b, set, q, 0, set == 0 || judged ? q->n_computed : q->draft_computed);
         }
+        keep_in_window(b, q, 0, q->n_computed);
     }
     for (int32_t set = 0; set < n_sets; set++) {
         for (int32_t i = 0; i < m->n_moves[set]; i++) {
@@ -89,6 +126,7 @@ static void find_kept(struct bed *b, int32_t n_sets)
             for (const struct sequence *q = s->order.next; q != &s->order; q = q->next) {
                 if (q->lane == move->lane) {
                     keep_slots(b, set, q, move->from, move->from + 1);
+                    keep_in_window(b, q, move->from, set == 0 ? move->from + 1 : 0);
                 }
             }
         }
@@ -105,9 +143,10 @@ static void poison(struct bed *b, int32_t rank, int32_t n_sets)
         for (int32_t l = 0; l < cpu->kv_sets[set].n_layers; l++) {
             const struct kv_pages *p = &cpu->kv_sets[set].layers[l];
             CHECK_EQ(p->dtype, DT_BF16);
-            for (int32_t at = 0; at < cpu->limits.n_blocks * size; at++) {
+            const bool *keep = p->geometry.windowed ? b->keep_pages : b->keep[set];
+            for (int32_t at = 0; at < p->n_pages * size; at++) {
                 char *block = p->base + (size_t)(at / size) * p->block_bytes;
-                for (int32_t h = 0; h < p->geometry.n_kv_heads && !b->keep[set][at]; h++) {
+                for (int32_t h = 0; h < p->geometry.n_kv_heads && !keep[at]; h++) {
                     char *head = block + (size_t)h * p->head_bytes;
                     uint16_t *k = (uint16_t *)(void *)(head + p->k.at);
                     uint16_t *v = (uint16_t *)(void *)(head + p->v.at) + at % size * p->v_stride;
@@ -171,6 +210,8 @@ static struct bed *run(const char *model, const char *config, int32_t n_ranks, b
                                .enable_chunked_prefill = true,
                                .block_size = BLOCK,
                                .num_gpu_blocks_override = N_BLOCKS,
+                               .window_pages = poisoned ? N_PAGES : 0,
+                               .disable_hybrid_kv_cache_manager = !poisoned,
                                .max_num_seqs = 5,
                                .max_num_batched_tokens = 61,
                                .speculative_config = config,
@@ -180,6 +221,7 @@ static struct bed *run(const char *model, const char *config, int32_t n_ranks, b
         CHECK_FAIL("open: %s", err.text);
         return b;
     }
+    b->keep_pages = xcalloc(N_PAGES * BLOCK, sizeof(bool));
     for (int32_t set = 0; set < MAX_KV_SETS; set++) {
         b->keep[set] = xcalloc(N_BLOCKS * BLOCK, sizeof(bool));
     }
@@ -201,6 +243,7 @@ static struct bed *run(const char *model, const char *config, int32_t n_ranks, b
     }
     CHECK_EQ(b->n_done, N);
     CHECK(!poisoned || b->e->scheduler.n_preemptions > 0);
+    b->has_pages = b->e->scheduler.limits.n_pages > 0;
     engine_stop_all(b->e);
     engine_drain(b->e, on_event, b);
     engine_close(b->e);
@@ -215,6 +258,7 @@ static void finish(struct bed *b)
     for (int32_t set = 0; set < MAX_KV_SETS; set++) {
         free(b->keep[set]);
     }
+    free(b->keep_pages);
     free(b);
 }
 
@@ -239,6 +283,7 @@ static void try_configs(const char *model, const char *const *configs)
         const char *config = configs[i / 2];
         struct bed *b = run(model, config, 1 + (int32_t)(i % 2), true);
         CHECK(b->n_poisoned > 10000);
+        CHECK_EQ(b->has_pages, strcmp(model, WINDOWED) == 0 || strcmp(model, CHUNKED) == 0);
         CHECK(!config || !strstr(config, model) || b->n_accepted > 50);
         for (int32_t r = 0; r < N; r++) {
             for (int32_t s = 0; s < plain->r[r].n; s++) {
@@ -258,6 +303,10 @@ TEST(nan_in_every_slot_that_holds_nothing_changes_no_answer)
 {
     static const char *const dense[N_CONFIGS] = CONFIGS(DENSE);
     static const char *const sparse[N_CONFIGS] = CONFIGS(SPARSE);
+    static const char *const windowed[N_CONFIGS] = CONFIGS(WINDOWED);
+    static const char *const chunked[N_CONFIGS] = CONFIGS(CHUNKED);
+    try_configs(WINDOWED, windowed);
+    try_configs(CHUNKED, chunked);
     try_configs(DENSE, dense);
     try_configs(SPARSE, sparse);
 }
