@@ -24,7 +24,7 @@ static enum status check_limits(const struct backend_limits *l, struct err *err)
         l->n_steps > CUDA_MAX_STEPS || l->max_passes <= 0 || l->max_passes > CUDA_MAX_PASSES ||
         l->max_rows > 1 << 20 || l->max_lanes > 1 << 16 ||
         l->max_out_rows > l->max_rows + l->max_lanes || l->max_laws < 0 || l->max_masks < 0 ||
-        l->max_tree_nodes < 0) {
+        l->max_tree_nodes < 0 || l->n_window_pages < 0) {
         return err_set(err, ERR_INVALID, "the CUDA backend cannot work with these limits");
     }
     return OK;
@@ -78,6 +78,7 @@ static enum status open_owners(struct cuda_backend *be)
     TRY(steps_open(&be->steps, device, l, be->max_draws, staged));
     be->kv.device = device;
     be->kv.n_blocks = l->n_blocks;
+    be->kv.n_window_pages = l->n_window_pages;
     be->kv.block_tokens = l->block_tokens;
     be->states.device = device;
     be->states.max_lanes = l->max_lanes;
@@ -234,7 +235,8 @@ enum status cuda_move_slots(struct backend *base, int32_t n, const struct slot_m
 {
     struct cuda_backend *be = cuda_backend_of(base);
     TRY(be->device.lost);
-    TRY(kv_move_slots(&be->kv, &be->lanes, &be->passes.view, set, n, moves));
+    TRY(kv_move_slots(&be->kv, &be->lanes, &be->passes.view, &be->passes.window_view, set, n,
+                      moves));
     return states_move(&be->states, &be->lanes, set, n, moves);
 }
 
@@ -243,6 +245,28 @@ enum status cuda_poison_blocks(struct backend *base, int32_t n, const int32_t *b
     struct cuda_backend *be = cuda_backend_of(base);
     TRY(be->device.lost);
     return kv_poison_blocks(&be->kv, &be->lanes, n, blocks);
+}
+
+enum status cuda_lane_pages(struct backend *base, int32_t lane, int32_t first, int32_t n,
+                            const int32_t *pages)
+{
+    struct cuda_backend *be = cuda_backend_of(base);
+    TRY(be->device.lost);
+    return lanes_pages(&be->lanes, lane, first, n, pages);
+}
+
+enum status cuda_copy_pages(struct backend *base, int32_t n, const struct block_copy *copies)
+{
+    struct cuda_backend *be = cuda_backend_of(base);
+    TRY(be->device.lost);
+    return kv_copy_pages(&be->kv, &be->lanes, n, copies);
+}
+
+enum status cuda_poison_pages(struct backend *base, int32_t n, const int32_t *pages)
+{
+    struct cuda_backend *be = cuda_backend_of(base);
+    TRY(be->device.lost);
+    return kv_poison_pages(&be->kv, &be->lanes, n, pages);
 }
 
 enum status cuda_pass_begin(struct backend *base, const struct pass *pass, struct pass_shape *shape)

@@ -70,6 +70,10 @@ enum status cuda_copy_blocks(struct backend *base, int32_t n, const struct block
 enum status cuda_move_slots(struct backend *base, int32_t n, const struct slot_move *moves,
                             int32_t set);
 enum status cuda_poison_blocks(struct backend *base, int32_t n, const int32_t *blocks);
+enum status cuda_lane_pages(struct backend *base, int32_t lane, int32_t first, int32_t n,
+                            const int32_t *pages);
+enum status cuda_copy_pages(struct backend *base, int32_t n, const struct block_copy *copies);
+enum status cuda_poison_pages(struct backend *base, int32_t n, const int32_t *pages);
 enum status cuda_pass_begin(struct backend *base, const struct pass *pass,
                             struct pass_shape *shape);
 enum status cuda_pass_pause(struct backend *base);

@@ -148,25 +148,76 @@ enum status kv_open_hidden(struct kv_sets *kv, int32_t width, enum dtype dtype, 
 
 /* There is one page more than there are blocks: the trash page, to which padding rows write. Set 0
  * also has pages for the paths of trees. */
+static size_t pages_of(const struct kv_sets *kv, int32_t index, const struct kv_layer *layer,
+                       const struct attention_limits *attention)
+{
+    size_t n = (size_t)(layer->windowed ? kv->n_window_pages : kv->n_blocks) + 1;
+    if (index == 0) {
+        n += (size_t)attention->max_paths * (size_t)tree_path_blocks(kv->block_tokens);
+    }
+    return n;
+}
+
+/* The bytes of all pages of the set. False: a layer's shape is impossible. */
+static bool count_bytes(const struct kv_sets *kv, int32_t index, const struct kv_set_desc *desc,
+                        const struct attention_limits *attention, size_t *total)
+{
+    *total = 0;
+    for (int32_t i = 0; i < desc->n_layers; i++) {
+        const struct kv_layer *layer = &desc->layers[i];
+        const struct kv_set_desc one = {1, layer, desc->dtype, desc->format};
+        const size_t n_pages = pages_of(kv, index, layer, attention);
+        size_t page, bytes;
+        if (n_pages > INT32_MAX || cuda_kv_bytes(NULL, &one, kv->block_tokens, &page) != OK ||
+            !mem_mul(page, n_pages, &bytes) || *total > SIZE_MAX - bytes ||
+            (layer->windowed && (index != 0 || kv->n_window_pages <= 0))) {
+            return false;
+        }
+        *total += bytes;
+    }
+    return true;
+}
+
+/* Lays the layers out one after the other, and lists them for kernels that process all of them. */
+static enum status open_layers(struct kv_sets *kv, int32_t index, const struct kv_set_desc *desc,
+                               struct attention_limits *attention)
+{
+    struct kv_set *set = &kv->all[index];
+    set->layers = xcalloc((size_t)desc->n_layers, sizeof *set->layers);
+    set->windowed = xcalloc((size_t)desc->n_layers, sizeof *set->windowed);
+    struct kv_region *regions = xcalloc((size_t)desc->n_layers, sizeof *regions);
+    char *at = set->memory;
+    int32_t n_whole = 0;
+    for (int32_t i = 0; i < desc->n_layers; i++) {
+        const struct kv_layer *layer = &desc->layers[i];
+        const size_t n_pages = pages_of(kv, index, layer, attention);
+        set->layers[i] = kv_view_make(layer, desc, kv->block_tokens, (int32_t)n_pages, at);
+        set->windowed[i] = layer->windowed;
+        const struct kv_view *v = &set->layers[i];
+        const struct kv_region region = {at, v->page_stride * (int64_t)kv_element_bytes(v), *v};
+        regions[layer->windowed ? desc->n_layers - ++set->n_windowed : n_whole++] = region;
+        if (!layer->index) {
+            attention_learn(attention, index, layer->n_heads, v);
+        }
+        at += (size_t)region.page_bytes * n_pages;
+    }
+    set->n_layers = desc->n_layers;
+    const enum status result = send_regions(kv, set, regions);
+    free(regions);
+    return result;
+}
+
 enum status kv_open(struct kv_sets *kv, int32_t index, const struct kv_set_desc *desc,
                     struct attention_limits *attention, struct err *err)
 {
-    struct cuda *be = kv->device;
     if (index < 0 || index >= CUDA_MAX_SETS || kv->all[index].n_layers > 0 || desc->n_layers <= 0) {
         return err_set(err, ERR_INVALID, "KV set %d cannot be opened", index);
     }
-    const int32_t block_tokens = kv->block_tokens;
-    size_t n_pages = (size_t)kv->n_blocks + 1; // plus the trash page
-    if (index == 0) {
-        n_pages += (size_t)attention->max_paths * (size_t)tree_path_blocks(block_tokens);
-    }
-    size_t block_bytes = 0, total = 0;
-    if (n_pages > INT32_MAX || cuda_kv_bytes(NULL, desc, block_tokens, &block_bytes) != OK ||
-        !mem_mul(block_bytes, n_pages, &total)) {
+    size_t total = 0;
+    if (!count_bytes(kv, index, desc, attention, &total)) {
         return err_set(err, ERR_INVALID, "KV set %d has a layer of an impossible shape", index);
     }
-    struct kv_set *set = &kv->all[index];
-    const enum status st = cuda_alloc(be, total, &set->memory);
+    const enum status st = cuda_alloc(kv->device, total, &kv->all[index].memory);
     if (st != OK) {
         return err_set(err, st,
                        "no %zu MiB of device memory are left for the KV cache; they were free a "
@@ -177,31 +228,14 @@ enum status kv_open(struct kv_sets *kv, int32_t index, const struct kv_set_desc 
     if (desc->format != KV_PLAIN) {
         TRY(open_runs(kv, total, attention));
     }
-    set->layers = xcalloc((size_t)desc->n_layers, sizeof *set->layers);
-    struct kv_region *regions = xcalloc((size_t)desc->n_layers, sizeof *regions);
-    char *at = set->memory;
-    for (int32_t i = 0; i < desc->n_layers; i++) {
-        const struct kv_view v =
-            kv_view_make(&desc->layers[i], desc, block_tokens, (int32_t)n_pages, at);
-        set->layers[i] = v;
-        regions[i].base = at;
-        regions[i].page_bytes = v.page_stride * (int64_t)kv_element_bytes(&v);
-        regions[i].view = set->layers[i];
-        if (!desc->layers[i].index) {
-            attention_learn(attention, index, desc->layers[i].n_heads, &set->layers[i]);
-        }
-        at += (size_t)regions[i].page_bytes * n_pages;
-    }
-    set->n_layers = desc->n_layers;
-    const enum status result = send_regions(kv, set, regions);
-    free(regions);
-    return result;
+    return open_layers(kv, index, desc, attention);
 }
 
 void kv_close(struct kv_sets *kv)
 {
     for (int32_t i = 0; i <= HIDDEN_SET; i++) {
         free(kv->all[i].layers);
+        free(kv->all[i].windowed);
     }
 }
 
@@ -213,34 +247,68 @@ const struct kv_view *kv_layer(const struct kv_sets *kv, int32_t set, int32_t la
     return NULL;
 }
 
+bool kv_layer_is_windowed(const struct kv_sets *kv, int32_t set, int32_t layer)
+{
+    return kv->all[set].windowed && layer >= 0 && layer < kv->all[set].n_layers &&
+           kv->all[set].windowed[layer];
+}
+
+static enum status check_copies(int32_t n, const struct block_copy *copies, int32_t n_pages)
+{
+    for (int32_t i = 0; i < n; i++) {
+        if (copies[i].from < 0 || copies[i].to < 0 || copies[i].from >= n_pages ||
+            copies[i].to >= n_pages) {
+            return ERR_INVALID;
+        }
+    }
+    return n < 0 ? ERR_INVALID : OK;
+}
+
 /* Copies in all sets and in the hidden states, because block ids are common to all. */
 enum status kv_copy_blocks(struct kv_sets *kv, struct lanes *lanes, int32_t n,
                            const struct block_copy *copies)
 {
     struct cuda *be = kv->device;
-    if (n <= 0) {
-        return n == 0 ? OK : ERR_INVALID;
-    }
-    for (int32_t i = 0; i < n; i++) {
-        if (copies[i].from < 0 || copies[i].to < 0 || copies[i].from >= kv->n_blocks ||
-            copies[i].to >= kv->n_blocks) {
-            return ERR_INVALID;
-        }
+    TRY(check_copies(n, copies, kv->n_blocks));
+    if (n == 0) {
+        return OK;
     }
     void *list = NULL;
     TRY(lanes_send(lanes, copies, (size_t)n * sizeof *copies, &list));
     for (int32_t s = 0; s <= HIDDEN_SET; s++) {
-        if (kv->all[s].n_layers > 0) {
-            CUDA_TRY(be,
-                     k_copy_blocks(be->stream, kv->all[s].regions, kv->all[s].n_layers, list, n));
+        const int32_t n_whole = kv->all[s].n_layers - kv->all[s].n_windowed;
+        if (n_whole > 0) {
+            CUDA_TRY(be, k_copy_blocks(be->stream, kv->all[s].regions, n_whole, list, n));
         }
     }
     return OK;
 }
 
+/* The regions of set 0's windowed layers, after the others. */
+static const struct kv_region *window_regions(const struct kv_set *set)
+{
+    return set->regions + (set->n_layers - set->n_windowed);
+}
+
+enum status kv_copy_pages(struct kv_sets *kv, struct lanes *lanes, int32_t n,
+                          const struct block_copy *copies)
+{
+    struct cuda *be = kv->device;
+    const struct kv_set *set = &kv->all[0];
+    TRY(check_copies(n, copies, kv->n_window_pages));
+    if (n == 0 || set->n_windowed == 0) {
+        return OK;
+    }
+    void *list = NULL;
+    TRY(lanes_send(lanes, copies, (size_t)n * sizeof *copies, &list));
+    CUDA_TRY(be, k_copy_blocks(be->stream, window_regions(set), set->n_windowed, list, n));
+    return OK;
+}
+
 /* A block of the kernel makes all moves of a lane, in order. */
 enum status kv_move_slots(struct kv_sets *kv, struct lanes *lanes, const struct pass_view *view,
-                          int32_t index, int32_t n, const struct slot_move *moves)
+                          const struct pass_view *window_view, int32_t index, int32_t n,
+                          const struct slot_move *moves)
 {
     struct cuda *be = kv->device;
     if (n < 0 || index < 0 || index >= CUDA_MAX_SETS || kv->all[index].n_layers == 0) {
@@ -254,15 +322,31 @@ enum status kv_move_slots(struct kv_sets *kv, struct lanes *lanes, const struct 
             return ERR_INVALID;
         }
     }
+    const struct kv_set *set = &kv->all[index], *hidden = &kv->all[HIDDEN_SET];
+    const int32_t n_whole = set->n_layers - set->n_windowed;
     void *list = NULL;
     TRY(lanes_send(lanes, moves, (size_t)n * sizeof *moves, &list));
-    CUDA_TRY(be, k_move_slots(be->stream, kv->all[index].regions, kv->all[index].n_layers, list, n,
-                              view));
-    const struct kv_set *hidden = &kv->all[HIDDEN_SET];
+    if (n_whole > 0) {
+        CUDA_TRY(be, k_move_slots(be->stream, set->regions, n_whole, list, n, view));
+    }
+    if (set->n_windowed > 0) {
+        CUDA_TRY(be, k_move_slots(be->stream, window_regions(set), set->n_windowed, list, n,
+                                  window_view));
+    }
     if (index == 0 && hidden->n_layers > 0) {
         CUDA_TRY(be, k_move_slots(be->stream, hidden->regions, 1, list, n, view));
     }
     return OK;
+}
+
+static enum status check_ids(int32_t n, const int32_t *ids, int32_t n_pages)
+{
+    for (int32_t i = 0; i < n; i++) {
+        if (ids[i] < 0 || ids[i] >= n_pages) {
+            return ERR_INVALID;
+        }
+    }
+    return n < 0 ? ERR_INVALID : OK;
 }
 
 /* For tests: fills blocks with NaN. */
@@ -270,21 +354,32 @@ enum status kv_poison_blocks(struct kv_sets *kv, struct lanes *lanes, int32_t n,
                              const int32_t *blocks)
 {
     struct cuda *be = kv->device;
-    if (n <= 0) {
-        return n == 0 ? OK : ERR_INVALID;
-    }
-    for (int32_t i = 0; i < n; i++) {
-        if (blocks[i] < 0 || blocks[i] >= kv->n_blocks) {
-            return ERR_INVALID;
-        }
+    TRY(check_ids(n, blocks, kv->n_blocks));
+    if (n == 0) {
+        return OK;
     }
     void *list = NULL;
     TRY(lanes_send(lanes, blocks, (size_t)n * sizeof *blocks, &list));
     for (int32_t s = 0; s <= HIDDEN_SET; s++) {
-        if (kv->all[s].n_layers > 0) {
-            CUDA_TRY(be,
-                     k_poison_blocks(be->stream, kv->all[s].regions, kv->all[s].n_layers, list, n));
+        const int32_t n_whole = kv->all[s].n_layers - kv->all[s].n_windowed;
+        if (n_whole > 0) {
+            CUDA_TRY(be, k_poison_blocks(be->stream, kv->all[s].regions, n_whole, list, n));
         }
     }
+    return OK;
+}
+
+enum status kv_poison_pages(struct kv_sets *kv, struct lanes *lanes, int32_t n,
+                            const int32_t *pages)
+{
+    struct cuda *be = kv->device;
+    const struct kv_set *set = &kv->all[0];
+    TRY(check_ids(n, pages, kv->n_window_pages));
+    if (n == 0 || set->n_windowed == 0) {
+        return OK;
+    }
+    void *list = NULL;
+    TRY(lanes_send(lanes, pages, (size_t)n * sizeof *pages, &list));
+    CUDA_TRY(be, k_poison_blocks(be->stream, window_regions(set), set->n_windowed, list, n));
     return OK;
 }

@@ -30,21 +30,23 @@ static enum status open_params(struct lanes *l)
     return cuda_check(l->device, e, "lane parameters");
 }
 
-/* Every entry of every block table names the trash page until it is set. */
-static enum status open_tables(struct lanes *l, size_t n_tables)
+/* Every entry of every block table names the trash page until it is set. That is the page after the
+ * last one. */
+static enum status open_tables(struct lanes *l, size_t n_tables, int32_t n_pages, int32_t **table)
 {
     struct cuda *be = l->device;
     const size_t n = n_tables * (size_t)l->blocks_stride;
+    TRY(cuda_alloc(be, n * 4, (void **)table));
     int32_t *trash = mem_try_calloc(n, sizeof *trash);
     if (!trash) {
         return ERR_NOMEM;
     }
     for (size_t i = 0; i < n; i++) {
-        trash[i] = l->n_blocks;
+        trash[i] = n_pages;
     }
     cudaError_t e = cudaStreamSynchronize(be->stream); // the zeroing must be done first
     if (e == cudaSuccess) {
-        e = cudaMemcpy(l->blocks, trash, n * 4, cudaMemcpyHostToDevice);
+        e = cudaMemcpy(*table, trash, n * 4, cudaMemcpyHostToDevice);
     }
     free(trash);
     return cuda_check(be, e, "block tables");
@@ -59,6 +61,7 @@ enum status lanes_open(struct lanes *l, struct cuda *device, const struct backen
     l->device = device;
     l->max_lanes = limits->max_lanes;
     l->n_blocks = limits->n_blocks;
+    l->n_pages = limits->n_window_pages;
     l->vocab = limits->vocab;
     l->history_stride = greater(slots, limits->max_len) + 1 + MAX_TREE_NODES;
     l->blocks_stride = limits->max_blocks_per_lane;
@@ -66,10 +69,12 @@ enum status lanes_open(struct lanes *l, struct cuda *device, const struct backen
     l->patches = xcalloc(CUDA_MAX_PATCHES, sizeof *l->patches);
     l->pending_end = xcalloc((size_t)limits->max_lanes, sizeof *l->pending_end);
     TRY(cuda_alloc(device, n_lanes * (size_t)l->history_stride * 4, (void **)&l->history));
-    TRY(cuda_alloc(device, n_tables * (size_t)l->blocks_stride * 4, (void **)&l->blocks));
     TRY(cuda_alloc(device, n_lanes * sizeof(struct lane_params), (void **)&l->params));
     TRY(cuda_alloc(device, n_lanes * (size_t)l->allowed_stride * 4, (void **)&l->allowed));
-    TRY(open_tables(l, n_tables));
+    TRY(open_tables(l, n_tables, l->n_blocks, &l->blocks));
+    if (l->n_pages > 0) {
+        TRY(open_tables(l, n_tables, l->n_pages, &l->pages));
+    }
     return open_params(l);
 }
 
@@ -255,19 +260,31 @@ enum status lanes_tokens(struct lanes *l, int32_t lane, int32_t first_pos, int32
 }
 
 /* Ids are checked here, because kernels use them as addresses. */
-enum status lanes_blocks(struct lanes *l, int32_t lane, int32_t first, int32_t n,
-                         const int32_t *blocks)
+static enum status put_ids(struct lanes *l, int32_t *table, int32_t n_pages, int32_t lane,
+                           int32_t first, int32_t n, const int32_t *ids)
 {
     TRY(l->device->lost);
     if (!lane_ok(l, lane) || first < 0 || n < 0 || n > l->blocks_stride - first) {
         return ERR_INVALID;
     }
     for (int32_t i = 0; i < n; i++) {
-        if (blocks[i] < 0 || blocks[i] >= l->n_blocks) {
+        if (ids[i] < 0 || ids[i] >= n_pages) {
             return ERR_INVALID;
         }
     }
-    return patch(l, l->blocks + (int64_t)lane * l->blocks_stride + first, blocks, n);
+    return patch(l, table + (int64_t)lane * l->blocks_stride + first, ids, n);
+}
+
+enum status lanes_blocks(struct lanes *l, int32_t lane, int32_t first, int32_t n,
+                         const int32_t *blocks)
+{
+    return put_ids(l, l->blocks, l->n_blocks, lane, first, n, blocks);
+}
+
+enum status lanes_pages(struct lanes *l, int32_t lane, int32_t first, int32_t n,
+                        const int32_t *pages)
+{
+    return l->pages ? put_ids(l, l->pages, l->n_pages, lane, first, n, pages) : ERR_INVALID;
 }
 
 /* Stages the ids that may be drawn, as a bit set. */

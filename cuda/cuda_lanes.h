@@ -17,9 +17,10 @@ struct staging {
 
 struct lanes {
     struct cuda *device;
-    int32_t max_lanes, n_blocks, vocab;
+    int32_t max_lanes, n_blocks, n_pages, vocab; // n_pages: of windowed layers
     int32_t history_stride, blocks_stride, allowed_stride;
     int32_t *history, *blocks; // in device memory, like the following
+    int32_t *pages;            // the tables of windowed layers, like `blocks`; NULL: there are none
     struct lane_params *params;
     uint32_t *allowed;
     char *staged; // device copy of a slot's pinned memory
@@ -46,6 +47,8 @@ enum status lanes_tokens(struct lanes *l, int32_t lane, int32_t first_pos, int32
                          const int32_t *tokens);
 enum status lanes_blocks(struct lanes *l, int32_t lane, int32_t first, int32_t n,
                          const int32_t *blocks);
+enum status lanes_pages(struct lanes *l, int32_t lane, int32_t first, int32_t n,
+                        const int32_t *pages);
 enum status lanes_params(struct lanes *l, int32_t lane, const struct sampling_params *params);
 /* Sends the staged updates of the lanes. */
 enum status lanes_flush(struct lanes *l);

@@ -11,6 +11,13 @@ static const struct kv_view *layer_kv(const struct cuda_backend *be, int32_t lay
     return NULL;
 }
 
+/* The pass, with the tables that name the layer's pages. */
+static const struct pass_view *layer_pass(const struct cuda_backend *be, int32_t layer)
+{
+    return kv_layer_is_windowed(&be->kv, be->passes.set, layer) ? &be->passes.window_view
+                                                                : &be->passes.view;
+}
+
 static const struct rope_view no_rope = {.max_pos = 1};
 
 static const struct rope_view *rope_of(const struct rope_store_args *a)
@@ -80,7 +87,7 @@ enum status cuda_op_rope_store(struct backend *base, const struct rope_store_arg
     }
     CUDA_TRY(&be->device, k_rope_store(be->device.stream, a, rope_of(a), vector(a->q_norm),
                                        vector_length(a->q_norm), vector(a->k_norm),
-                                       vector_length(a->k_norm), kv, &be->passes.view, &sums));
+                                       vector_length(a->k_norm), kv, layer_pass(be, a->layer), &sums));
     return OK;
 }
 
@@ -110,7 +117,7 @@ enum status cuda_op_mla_store(struct backend *base, const struct mla_store_args 
     TRY(mla_ok(be, a, kv));
     const struct head_factors growth = head_factors(&a->head_growth);
     CUDA_TRY(&be->device, k_mla_store(be->device.stream, a, a->rope ? &a->rope->view : &no_rope,
-                                      vector(a->kv_norm), &growth, kv, &be->passes.view));
+                                      vector(a->kv_norm), &growth, kv, layer_pass(be, a->layer)));
     return OK;
 }
 
@@ -152,7 +159,7 @@ static struct attention_launch launch_of(const struct cuda_backend *be,
         .out_stride = a->out.stride,
         .dtype = a->q.dtype,
         .kv = *kv,
-        .pass = be->passes.view,
+        .pass = *layer_pass(be, a->layer),
         .n_rows = a->n_rows,
         .n_heads = a->n_heads,
         .n_seqs = be->passes.pass ? be->passes.pass->n_seqs : 0,
@@ -312,7 +319,7 @@ static bool mla_is_few(const struct cuda_backend *be, const struct mla_store_arg
                           .rope = s->rope ? &s->rope->view : &no_rope,
                           .kv_norm = vector(s->kv_norm),
                           .pages = kv,
-                          .pass = &be->passes.view,
+                          .pass = layer_pass(be, s->layer),
                           .limits = &be->attention};
     return k_mla_few_takes(m);
 }

@@ -77,6 +77,13 @@ size_t passes_meta_bytes(const struct attention_limits *attention,
         .end;
 }
 
+static void see_windows(struct passes *p, const struct lanes *lanes)
+{
+    p->window_view = p->view;
+    p->window_view.blocks = lanes->pages;
+    p->window_view.n_blocks = lanes->n_pages;
+}
+
 /* Allocates for the largest pass. */
 enum status passes_open(struct passes *p, struct cuda *device, struct graphs *graphs,
                         const struct lanes *lanes, const struct backend_limits *limits,
@@ -122,6 +129,7 @@ enum status passes_open(struct passes *p, struct cuda *device, struct graphs *gr
         .vocab = l->vocab,
         .tokens = p->tokens,
     };
+    see_windows(p, lanes);
     return OK;
 }
 
@@ -365,6 +373,7 @@ static enum status send_meta(struct passes *ps, struct lanes *lanes, const struc
     v->keeps = (const struct state_keep *)(ps->meta + m.keeps);
     v->attention_plan = ps->meta + m.plan;
     v->n_rows = shape->n_rows;
+    see_windows(ps, lanes);
     return begin_with(ps, image, n_bytes);
 }
 
