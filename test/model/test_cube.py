@@ -182,6 +182,28 @@ def test_no_setting_and_no_other_request_changes_a_request(family):
     accepted.append(saw["accepted_draft_tokens"])
 
 
+# Layers with windows of 23 to 32 positions or chunks of 32, beside others or (Mistral) alone.
+WINDOWED = ["gpt-oss", "gemma-2", "gemma-3", "mistral", "qwen2-window",
+            *(os.path.join(golden.FAMILIES, f) for f in ("exaone-4", "gemma-3n", "gemma-4", "llama-4", "mimo-v2-flash"))]
+PAGES = {"whole": ["--window-pages", "40"], "chunked": ["--window-pages", "12"]}  # hardly more than a sequence needs
+
+
+@pytest.mark.parametrize("family", WINDOWED)
+def test_pages_of_windows_change_no_request(family):
+    saw = {"preemptions": 0, "cached_tokens": 0, "recomputed_tokens": 0}
+    base = ["--max-model-len", "256", "--block-size", "16", "--prefix-match-unit", "4"]
+    rows = share(covering(CHUNKS, DRAFTS, POOL, ["1", "2"], KV), WINDOWED.index(family), of=len(WINDOWED))
+    for chunks, how, pool, threads, coded in [*rows, ("chunked", "own draft", "tiny pool", "2", rows[0][-1])]:
+        for kv in ("auto", coded):
+            flags = CHUNKS[chunks] + PAGES[chunks] + drafts(family)[how] + POOL[pool] + base
+            answers = golden.generate(family, requests(), *flags, "--threads", threads, "--kv-cache-dtype", kv)
+            check_same(answers, alone(family, kv), f"{family}, {chunks}, {how}, {pool}, {threads} threads, KV {kv}")
+            for k in saw:
+                saw[k] += sum(a["usage"].get(k) or 0 for a in answers)
+    # A sequence that begins with a chunk needs no page before it.
+    assert saw["preemptions"] and saw["cached_tokens"] and (saw["recomputed_tokens"] or "llama-4" in family), saw
+
+
 def test_drafts_were_accepted():
     if not accepted:
         pytest.skip("the cube ran in other processes")
