@@ -85,9 +85,10 @@ enum status cuda_op_rope_store(struct backend *base, const struct rope_store_arg
     if (sums.n > 0 && !rope_adds_sums(a, kv)) {
         return ERR_INVALID;
     }
-    CUDA_TRY(&be->device, k_rope_store(be->device.stream, a, rope_of(a), vector(a->q_norm),
-                                       vector_length(a->q_norm), vector(a->k_norm),
-                                       vector_length(a->k_norm), kv, layer_pass(be, a->layer), &sums));
+    CUDA_TRY(&be->device,
+             k_rope_store(be->device.stream, a, rope_of(a), vector(a->q_norm),
+                          vector_length(a->q_norm), vector(a->k_norm), vector_length(a->k_norm), kv,
+                          layer_pass(be, a->layer), &sums));
     return OK;
 }
 

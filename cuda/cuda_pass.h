@@ -32,7 +32,7 @@ struct passes {
     struct draw_masks masks;
     const struct pass *pass; // NULL between passes; the engine owns its arrays until pass_end
     int32_t set, n_draws, n_pool;
-    struct pass_view view; // view of the current pass; the lanes' tables are always valid
+    struct pass_view view;        // view of the current pass; the lanes' tables are always valid
     struct pass_view window_view; // the same with the tables of windowed layers
     struct pass_shape shape;
     struct attention_plan_facts plan;

@@ -272,8 +272,7 @@ static int level_of(const struct holdings *h, const struct sequence *seq, int32_
     const int32_t size = h->limits->block_tokens;
     const bool ends_prompt =
         i >= first_seen(h, (seq->n_prompt - 1) / size * size) && i * size < seq->n_prompt;
-    const bool ends_front =
-        i >= first_seen(h, seq->n_resumed * size) && i < seq->n_resumed;
+    const bool ends_front = i >= first_seen(h, seq->n_resumed * size) && i < seq->n_resumed;
     return ends_prompt || ends_front ? IDLE_ORDINARY : IDLE_RELEASED;
 }
 

@@ -46,7 +46,7 @@ static struct slot *window_slot(struct fake *f, int32_t lane, int32_t pos)
 }
 
 enum status fake_lane_pages(struct backend *be, int32_t lane, int32_t first, int32_t n,
-                                   const int32_t *pages)
+                            const int32_t *pages)
 {
     struct fake *f = fake_of(be);
     ASSERT(first + n <= f->l.max_blocks_per_lane && f->l.n_window_pages > 0);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The engine on the CPU with real weights. After every turn all stale memory becomes NaN: free
  * blocks and pages of windows, slots of rejected drafts and of nodes off the path, and rows not yet
- * computed, in every KV set. The answers must be those of an engine without drafts, without pages of
- * windows, and without poison. */
+ * computed, in every KV set. The answers must be those of an engine without drafts, without pages
+ * of windows, and without poison. */
 #include "cpu/cpu.h"
 #include "cpu/cpu_internal.h"
 #include "engine/base/minmax.h"

@@ -180,6 +180,7 @@ static int all_families(const void *arg)
         fake_cuda_reset(1, *(const int32_t *)arg, (size_t)1 << 32);
         fake_cuda_has_products(i % 4 != 1);
         struct engine_options o = small(dir);
+        o.window_pages = i % 4 == 1 ? 0 : 20;
         o.backend.enforce_eager = i % 4 == 2;
         o.backend.deterministic = i % 4 == 3;
         live(&o, 90, 2, dir);
@@ -193,6 +194,38 @@ TEST(all_families_make_only_valid_calls)
 {
     for (const int32_t *sm = host_archs(); *sm; sm++) {
         host_in_child(all_families, sm);
+    }
+}
+
+/* Windows with all kinds of drafts: paths of trees are moved, and copied in deterministic mode, in
+ * the pages of windows, too. */
+static int windows_and_drafts(const void *arg)
+{
+    static const char *const configs[] = {
+        "{\"method\":\"ngram\",\"num_speculative_tokens\":4,\"prompt_lookup_min\":1,\"fixed\":"
+        "true}",
+        "{\"method\":\"tree\",\"model\":\"test/golden/llama-tied\",\"expansion\":[1,3,1],"
+        "\"fixed\":true}",
+        "{\"method\":\"tree\",\"model\":\"test/golden/"
+        "llama-tied\",\"expansion\":[4,2],\"fixed\":true}"};
+    for (size_t i = 0; i < 4 * sizeof configs / sizeof configs[0]; i++) {
+        char dir[64];
+        host_family(dir, sizeof dir, i % 2 ? "gpt-oss" : "llama-4");
+        fake_cuda_reset(1, *(const int32_t *)arg, (size_t)1 << 32);
+        struct engine_options o = small(dir);
+        o.window_pages = 20;
+        o.load_format = "dummy";
+        o.speculative_config = configs[i / 4];
+        o.backend.deterministic = i % 4 >= 2;
+        CHECK(live(&o, 90, 2, dir));
+    }
+    return 0;
+}
+
+TEST(windows_and_drafts_make_only_valid_calls)
+{
+    for (const int32_t *sm = host_archs(); *sm; sm++) {
+        host_in_child(windows_and_drafts, sm);
     }
 }
 
