@@ -397,10 +397,14 @@ TEST(a_layer_reads_what_another_stored)
 }
 
 /* Reads copied blocks and moved slots through attention, since pages are private to a backend. */
-static void copy_case(enum dtype dtype, struct stored stored)
+static void copy_case(enum dtype dtype, struct stored stored, int32_t window)
 {
-    static const struct shape s = {
-        .n_heads = 4, .n_kv_heads = 2, .head_dim = 64, .n_pairs = 32, .block_tokens = 16};
+    const struct shape s = {.n_heads = 4,
+                            .n_kv_heads = 2,
+                            .head_dim = 64,
+                            .n_pairs = 32,
+                            .block_tokens = 16,
+                            .window = window};
     static struct test_pass t;
     struct setup u = {0};
     REQUIRE(open_setup_of(&u, dtype, false, &s, stored));
@@ -422,6 +426,9 @@ static void copy_case(enum dtype dtype, struct stored stored)
         struct backend *be = p->be[b];
         CHECK_EQ(be->ops->move_slots(be, COUNT(moves), moves, 0), OK);
         CHECK_EQ(be->ops->lane_blocks(be, 1, 0, 4, fresh), OK);
+        if (window > 0) {
+            CHECK_EQ(be->ops->lane_pages(be, 1, 0, 4, fresh), OK);
+        }
     }
     const struct seq_spec again[] = {{0, 0, false}, {16, 0, false}};
     pass_of(&t, again, 2, true, 33); // lane 1 rewrites block 300
@@ -432,6 +439,9 @@ static void copy_case(enum dtype dtype, struct stored stored)
         struct backend *be = p->be[b];
         CHECK_EQ(be->ops->copy_blocks(be, 1, copies), OK);
         CHECK_EQ(be->ops->copy_blocks(be, 1, copies + 1), OK);
+        for (int32_t i = 0; i < 2 && window > 0; i++) {
+            CHECK_EQ(be->ops->copy_pages(be, 1, copies + i), OK);
+        }
     }
     const struct seq_spec last[] = {{59, 1, false}, {47, 1, false}};
     pass_of(&t, last, 2, false, 34);
@@ -448,9 +458,10 @@ TEST(copied_blocks_and_moved_slots_read_the_same)
 {
     NEED_GPU();
     for (int32_t d = 0; d < COUNT(pair_dtypes); d++) {
-        copy_case(pair_dtypes[d], plain_numbers);
+        copy_case(pair_dtypes[d], plain_numbers, 0);
+        copy_case(pair_dtypes[d], plain_numbers, 37);
         for (int32_t i = 0; i < COUNT(stored_codes); i++) {
-            copy_case(pair_dtypes[d], stored_codes[i]);
+            copy_case(pair_dtypes[d], stored_codes[i], i % 2 ? 0 : 37);
         }
     }
 }

@@ -65,6 +65,7 @@ TEST(bad_calls_are_refused)
     CHECK_EQ(be->ops->lane_tokens(be, limits.max_lanes, 0, 1, &one), ERR_INVALID);
     CHECK_EQ(be->ops->lane_tokens(be, 0, 1 << 20, 1, &one), ERR_INVALID);
     CHECK_EQ(be->ops->lane_blocks(be, 0, 0, 1, &far), ERR_INVALID);
+    CHECK_EQ(be->ops->lane_pages(be, 0, 0, 1, &one), ERR_INVALID); // there are none
     static struct test_pass t;
     const struct seq_spec specs[] = {{0, 4, false}};
     struct pass_shape shape;

@@ -59,8 +59,10 @@ static inline double stored_tolerance(const struct pair *p, enum kv_format forma
     return greater(codes, exact);
 }
 
+enum { WINDOW_PAGES = 411 }; // another number than that of the blocks
+
 /* Opens two layers on backends that are already open; layer 1 is used, so that offsets of layers
- * matter. */
+ * matter. It has pages of its own if it has a window. */
 static inline bool open_layers(struct setup *u, const struct shape *s, struct stored stored)
 {
     struct pair *p = &u->p;
@@ -91,7 +93,8 @@ static inline bool open_layers(struct setup *u, const struct shape *s, struct st
                                    .head_dim_v = s->head_dim,
                                    .k_scale = stored.k_scale,
                                    .v_scale = stored.v_scale};
-    const struct kv_layer layers[] = {layer, layer};
+    struct kv_layer layers[] = {layer, layer};
+    layers[1].windowed = p->limits.n_window_pages > 0;
     const struct kv_set_desc set = {
         .n_layers = 2, .layers = layers, .dtype = p->dtype, .format = stored.format};
     for (int b = 0; b < 2; b++) {
@@ -110,6 +113,7 @@ static inline bool open_setup_of(struct setup *u, enum dtype dtype, bool determi
 {
     struct backend_limits limits = pair_limits();
     limits.block_tokens = s->block_tokens;
+    limits.n_window_pages = s->window > 0 || s->chunk > 0 ? WINDOW_PAGES : 0;
     limits.max_tree_nodes = deterministic ? 64 : 0;
     return pair_open(&u->p, dtype, deterministic, &limits) && open_layers(u, s, stored);
 }
@@ -212,6 +216,9 @@ static inline void store_past(struct setup *u, struct test_pass *t, const struct
             all[i] = i;
         }
         CHECK_EQ(p->be[b]->ops->poison_blocks(p->be[b], 400, all), OK);
+        if (p->limits.n_window_pages > 0) {
+            CHECK_EQ(p->be[b]->ops->poison_pages(p->be[b], 400, all), OK);
+        }
     }
     pass_of(t, specs, n_specs, true, 11);
     pass_begin(p, t);

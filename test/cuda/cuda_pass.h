@@ -23,7 +23,7 @@ struct test_pass {
     struct pass_pool pool[32];
 };
 
-/* Gives lane i blocks of its own, in a shuffled order. */
+/* Gives lane i blocks of its own, and pages of windows, in a shuffled order. */
 static inline void give_blocks(struct pair *p, int32_t n_lanes, int32_t per_lane)
 {
     const int32_t n = n_lanes * per_lane;
@@ -41,6 +41,11 @@ static inline void give_blocks(struct pair *p, int32_t n_lanes, int32_t per_lane
         for (int32_t lane = 0; lane < n_lanes; lane++) {
             CHECK_EQ(p->be[b]->ops->lane_blocks(p->be[b], lane, 0, per_lane, ids + lane * per_lane),
                      OK);
+        }
+        for (int32_t lane = 0; lane < n_lanes && p->limits.n_window_pages > 0; lane++) {
+            // those of the next lane, and so in another order
+            const int32_t *pages = ids + (lane + 1) % n_lanes * per_lane;
+            CHECK_EQ(p->be[b]->ops->lane_pages(p->be[b], lane, 0, per_lane, pages), OK);
         }
     }
     free(ids);
