@@ -294,7 +294,7 @@ void held_windows_shift(struct holdings *h, struct sequence *seq, int32_t n_rows
     }
 }
 
-void held_windows_take(struct holdings *h, struct plan *p, struct sequence *seq, int32_t n_rows)
+void holdings_plan_rows(struct holdings *h, struct plan *p, struct sequence *seq, int32_t n_rows)
 {
     if (!is_on(h)) {
         return;
@@ -304,6 +304,40 @@ void held_windows_take(struct holdings *h, struct plan *p, struct sequence *seq,
     see_up_to(h, seq, holdings_blocks_for(h, seq->n_computed + n_rows));
     ASSERT(seq->page_end - seq->page_first <= seq->n_reserved);
     grant(h, p, seq, first);
+}
+
+void holdings_narrow(struct holdings *h, struct sequence *seq)
+{
+    const int32_t least = windows_pages(h->limits, seq->n_known, 0);
+    // Before drafts are verified, the next row is not known.
+    if (seq->n_reserved > least && seq->n_verifying == 0) {
+        held_windows_shift(h, seq, 0);
+        held_windows_reserve(h, seq, least);
+    }
+}
+
+int32_t holdings_fit_rows(struct holdings *h, struct sequence *seq, int32_t n_rows)
+{
+    const struct scheduler_limits *l = h->limits;
+    if (l->n_pages == 0) {
+        return n_rows;
+    }
+    held_windows_shift(h, seq, n_rows);
+    const int32_t room = seq->n_reserved + l->n_pages - h->windows.n_reserved;
+    const int32_t wanted = windows_pages(l, seq->n_computed + n_rows, n_rows);
+    const int32_t least = windows_pages(l, seq->n_known, 0); // as when it began
+    const int32_t most = greater(wanted, least);
+    held_windows_reserve(h, seq, lesser(most, room));
+    const int32_t first = windows_first(l, seq->n_computed) / l->block_tokens;
+    const int32_t fit = (first + seq->n_reserved) * l->block_tokens - seq->n_computed;
+    ASSERT(fit > 0);
+    return lesser(n_rows, fit);
+}
+
+bool holdings_sees(const struct holdings *h, const struct sequence *seq, int32_t pos)
+{
+    const struct scheduler_limits *l = h->limits;
+    return l->n_pages == 0 || seq->page_first <= windows_first(l, pos) / l->block_tokens;
 }
 
 void held_windows_leave(struct holdings *h, struct sequence *seq)

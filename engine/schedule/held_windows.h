@@ -69,11 +69,9 @@ void held_windows_fork(struct holdings *h, struct plan *p, struct sequence *seq,
                        const struct sequence *leader);
 
 /* held_windows_shift: releases the pages that the sequence's next n_rows rows neither see nor
- * write. held_windows_reserve: sets its reservation, for which there must be room.
- * held_windows_take: takes the pages that the next n_rows rows write. */
+ * write. held_windows_reserve: sets its reservation, for which there must be room. */
 void held_windows_shift(struct holdings *h, struct sequence *seq, int32_t n_rows);
 void held_windows_reserve(struct holdings *h, struct sequence *seq, int32_t n_pages);
-void held_windows_take(struct holdings *h, struct plan *p, struct sequence *seq, int32_t n_rows);
 
 /* The sequence's rows have filled its block i. If the prefix cache has a block with the same
  * tokens that has lost its page, this one takes its place. */

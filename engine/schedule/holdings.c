@@ -476,35 +476,6 @@ void holdings_grow(struct holdings *h, struct plan *p, struct sequence *seq, int
     grant(h, p, seq, false);
 }
 
-int32_t holdings_fit_rows(struct holdings *h, struct sequence *seq, int32_t n_rows)
-{
-    const struct scheduler_limits *l = h->limits;
-    if (l->n_pages == 0) {
-        return n_rows;
-    }
-    held_windows_shift(h, seq, n_rows);
-    const int32_t room = seq->n_reserved + holdings_available(h).pages;
-    const int32_t wanted = windows_pages(l, seq->n_computed + n_rows, n_rows);
-    const int32_t least = windows_pages(l, seq->n_known, 0); // as when it began
-    const int32_t most = greater(wanted, least);
-    held_windows_reserve(h, seq, lesser(most, room));
-    const int32_t first = windows_first(l, seq->n_computed) / l->block_tokens;
-    const int32_t fit = (first + seq->n_reserved) * l->block_tokens - seq->n_computed;
-    ASSERT(fit > 0);
-    return lesser(n_rows, fit);
-}
-
-void holdings_plan_rows(struct holdings *h, struct plan *p, struct sequence *seq, int32_t n_rows)
-{
-    held_windows_take(h, p, seq, n_rows);
-}
-
-bool holdings_sees(const struct holdings *h, const struct sequence *seq, int32_t pos)
-{
-    const struct scheduler_limits *l = h->limits;
-    return l->n_pages == 0 || seq->page_first <= windows_first(l, pos) / l->block_tokens;
-}
-
 /* ---- leave -------------------------------------------------------------------------------- */
 
 /* Pending blocks that nobody will complete are removed from the cache, so that no sequence waits

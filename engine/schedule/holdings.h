@@ -161,6 +161,10 @@ struct room holdings_missing(const struct holdings *h, const struct sequence *se
                              int32_t n_tokens);
 void holdings_grow(struct holdings *h, struct plan *p, struct sequence *seq, int32_t n_tokens);
 
+/* Before a plan: gives up what a running sequence had reserved for the last chunk of its prompt
+ * beyond what it is always granted. */
+void holdings_narrow(struct holdings *h, struct sequence *seq);
+
 /* How many of the next n_rows rows, all of known tokens, a running sequence has pages for: at least
  * one. Reserves more pages for it if they are available without preemption. */
 int32_t holdings_fit_rows(struct holdings *h, struct sequence *seq, int32_t n_rows);

@@ -375,6 +375,16 @@ static void fail_head(struct scheduler *s, struct plan *p)
     }
 }
 
+static void narrow_all(struct scheduler *s)
+{
+    for (struct sequence *seq = s->order.next; seq != &s->order && s->limits.n_pages > 0;
+         seq = seq->next) {
+        if (seq->state == SEQ_RUNNING) {
+            holdings_narrow(&s->holdings, seq);
+        }
+    }
+}
+
 /* Decode rows are planned first, because users are reading their text; the rest of the budget goes
  * to prompts. False: nothing can run. */
 bool scheduler_plan(struct scheduler *s, struct plan *p)
@@ -382,6 +392,7 @@ bool scheduler_plan(struct scheduler *s, struct plan *p)
     const int64_t hits_before = s->prefix_hits;
     plan_clear(p);
     s->n_plans++;
+    narrow_all(s);
     admit_overtaken(s, p);
     plan_decodes(s, p);
     p->max_rows = rows_of_step(s, p);
