@@ -139,6 +139,8 @@ static void publish_stats(struct engine *e)
     o->n_blocks_held = s->limits.n_blocks - holdings_available(&s->holdings).blocks;
     o->n_blocks_idle = s->holdings.pool.idle.n;
     o->n_blocks_kept = s->holdings.retention.n_kept;
+    o->n_pages = s->limits.n_pages;
+    o->n_pages_reserved = s->holdings.windows.n_reserved;
     o->n_steps = e->n_steps;
     o->n_rows = e->n_rows;
     o->step_tokens = e->step_tokens;

@@ -44,12 +44,14 @@ struct engine_stats {
     int64_t submitted_tokens;
     int32_t n_blocks, n_blocks_held, n_blocks_idle; // idle: cached without a holder; rest: free
     int32_t n_blocks_kept;                          // kept because of hints
+    int32_t n_pages, n_pages_reserved;              // of windows, if they have pages of their own
     int64_t n_steps, n_rows;
     int64_t step_tokens, step_seqs;   // tokens and sequences, summed over all steps
     int64_t step_sizes[N_STEP_SIZES]; // steps by size class, see engine_step_bound
     int64_t prompt_tokens, generated_tokens, preemptions;
     int64_t prefix_queries, prefix_hits; // tokens
-    int64_t prefix_recomputed; // tokens found in the cache whose recurrent state was missing
+    int64_t
+        prefix_recomputed; // tokens found in the cache without the state or the window after them
     int32_t n_snapshots_taken;
     int64_t n_finished[N_FINISH_REASONS];
     int64_t n_corrupted; // requests ended because of NaN or infinite logits
@@ -61,6 +63,15 @@ struct engine_stats {
     int32_t n_nodes_alive;
     char failure[160]; // why the state is ENGINE_FAILED, if known
 };
+
+/* The share of the KV cache that sequences hold: of blocks or of pages of windows, whichever is
+ * scarcer. */
+static inline double engine_stats_usage(const struct engine_stats *s)
+{
+    const double blocks = s->n_blocks > 0 ? (double)s->n_blocks_held / s->n_blocks : 0.0;
+    const double pages = s->n_pages > 0 ? (double)s->n_pages_reserved / s->n_pages : 0.0;
+    return blocks > pages ? blocks : pages;
+}
 
 /* Everything that is not running, whether or not the engine has seen it. */
 static inline int32_t engine_stats_queued(const struct engine_stats *s)

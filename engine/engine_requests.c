@@ -348,7 +348,7 @@ enum status engine_submit(struct engine *e, struct engine_request *r, struct err
     r->order = atomic_fetch_add(&e->next_order, 1) + 1;
     r->t_submit_ns = clock_now_ns();
     r->t_scheduled_ns = r->t_first_token_ns = r->t_done_ns = 0;
-    r->n_recomputed = e->states.block > 0 ? 0 : -1;
+    r->n_recomputed = e->states.block > 0 || e->windows.n_pages > 0 ? 0 : -1;
     atomic_store(&r->n_cached, 0);
     atomic_store(&r->n_prefilled, 0);
     r->n_preemptions = 0;

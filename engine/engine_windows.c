@@ -9,7 +9,7 @@
 
 /* Chosen: the pages suffice for sequences of this many windows, or of LEAST_TOKENS if those are
  * longer. Shorter ones need more pages for their blocks, longer ones fewer. */
-enum { WINDOWS = 4, LEAST_TOKENS = 4096 };
+enum { WINDOWS = 4, LEAST_TOKENS = 1024 };
 
 /* Chosen: pages of their own must make room for this many times the tokens, because hits may become
  * shorter. */
@@ -97,38 +97,63 @@ static struct scheduler_limits limits_of(const struct engine *e)
                                      .n_pages = 1};
 }
 
+static int64_t assumed_length(const struct scheduler_limits *l)
+{
+    const int64_t window = greater(l->window, l->window_chunk);
+    return greater(WINDOWS * window, LEAST_TOKENS);
+}
+
+/* What is left for blocks, and how many that are; at most MORE times those of one kind. */
+static int64_t blocks_in(const struct engine *e, double budget, double per_block, int64_t n_pages,
+                         int64_t most)
+{
+    enum { MORE = 16 }; // chosen: bounds the host's memory where all layers have a window
+    const double page = (double)e->windows.page_bytes, block = per_block - page;
+    const double left = budget - (double)n_pages * page, limit = MORE * budget / per_block;
+    const double n = left < limit * block ? left / block : limit;
+    return n < (double)most ? (int64_t)n : most;
+}
+
 /* Divides the memory between blocks and pages, so that both suffice for the same number of
- * sequences of some length: the assumed one, or, if a sequence of max_model_len tokens would not
- * fit, a longer one. */
+ * sequences of some length: the assumed one, or, if a sequence of the requested max_model_len would
+ * not fit, a longer one. */
 static void divide(const struct engine *e, double budget, double per_block, int64_t most,
                    struct engine_split *out)
 {
     const struct scheduler_limits l = limits_of(e);
     const double page = (double)e->windows.page_bytes, block = per_block - page;
+    const bool asked = e->options.max_model_len > 0; // otherwise the length is reduced
     const int32_t size = l.block_tokens, longest = e->info.max_model_len;
-    const int32_t least = windows_least_pages(&l), span = windows_span(&l, 1);
-    const int32_t window = greater(l.window, l.window_chunk);
-    int64_t length = greater((int64_t)WINDOWS * window, LEAST_TOKENS);
+    const int64_t least = windows_least_pages(&l), span = windows_span(&l, 1);
+    int64_t length = assumed_length(&l);
     *out = (struct engine_split){0};
-    for (bool fits = false; !fits && budget > least * page; length *= 2) {
+    if (budget < (double)least * page) {
+        return;
+    }
+    for (bool fits = false; !fits; length *= 2) {
         const int64_t blocks = (lesser(length, longest) + size - 1) / size;
         const int64_t pages = lesser(span, blocks);
-        const double n = (budget - least * page) / ((double)blocks * block + (double)pages * page);
-        const double all = n * (double)blocks;
-        out->n_blocks = all < (double)most ? (int64_t)all : most;
-        out->n_pages = (int64_t)((budget - (double)out->n_blocks * block) / page);
-        out->n_pages = lesser(out->n_pages, out->n_blocks);
-        fits = out->n_blocks * size >= longest || length >= longest;
+        const double n =
+            (budget - (double)least * page) / ((double)blocks * block + (double)pages * page);
+        out->n_pages = least + (int64_t)(n * (double)pages);
+        out->n_blocks = blocks_in(e, budget, per_block, out->n_pages, most);
+        fits = !asked || out->n_blocks * size >= longest || length >= longest;
     }
+    if (asked && out->n_blocks * size < longest) { // then only one sequence
+        out->n_pages = least;
+        out->n_blocks = blocks_in(e, budget, per_block, least, most);
+    }
+    if (out->n_blocks == most && block > 0.0) { // more blocks would be of no use
+        out->n_pages = (int64_t)((budget - (double)most * block) / page);
+    }
+    out->n_pages = lesser(out->n_pages, out->n_blocks);
 }
 
 /* With a given number of blocks, pages in the proportion that `divide` would choose. */
 static int64_t pages_beside(const struct engine *e, int64_t n_blocks)
 {
     const struct scheduler_limits l = limits_of(e);
-    const int32_t window = greater(l.window, l.window_chunk);
-    const int64_t length = greater((int64_t)WINDOWS * window, LEAST_TOKENS);
-    const int64_t blocks = greater(length / l.block_tokens, 1);
+    const int64_t blocks = greater(assumed_length(&l) / l.block_tokens, 1);
     return windows_least_pages(&l) + n_blocks * windows_span(&l, 1) / blocks;
 }
 
@@ -155,7 +180,6 @@ enum status engine_windows_choose(struct engine *e, size_t budget, size_t per_bl
     int64_t bytes = (int64_t)budget;
     TRY(count_page_bytes(e));
     TRY(engine_agree(e, &bytes, err));
-    const double page = (double)w->page_bytes, block = (double)per_block - page;
     const int64_t single = given > 0 ? given : lesser(bytes / (int64_t)per_block, most);
     if (asked > 0 && asked < least) {
         return refuse_few(e, least, err);
@@ -163,8 +187,8 @@ enum status engine_windows_choose(struct engine *e, size_t budget, size_t per_bl
     if (given > 0) {
         *out = (struct engine_split){given, asked > 0 ? asked : pages_beside(e, given)};
     } else if (asked > 0) {
-        const double n = ((double)bytes - (double)asked * page) / greater(block, 1.0);
-        *out = (struct engine_split){n < (double)most ? (int64_t)n : most, asked};
+        out->n_pages = asked;
+        out->n_blocks = blocks_in(e, (double)bytes, (double)per_block, asked, most);
     } else {
         divide(e, (double)bytes, (double)per_block, most, out);
     }

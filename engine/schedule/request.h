@@ -133,7 +133,7 @@ struct engine_request {
     // With tells_prompt: prompt tokens cached or computed so far; 0: none yet.
     _Atomic int32_t n_prefilled;
     _Atomic int32_t n_recomputed; // cached tokens that were recomputed because the recurrent state
-                                  // was missing; -1: the model has no state
+                                  // or a window was missing; -1: the model has neither
     _Atomic int32_t n_drafts, n_accepted; // speculation, over all samples
     int64_t t_submit_ns, t_scheduled_ns, t_first_token_ns, t_done_ns;
     enum status error;

@@ -184,6 +184,9 @@ void api_get_server_info(struct http_request *req, void *arg)
             buf_printf(&b, ",\"state_bytes\":%zu,\"num_snapshots\":%d", i->state_bytes,
                        i->n_snapshots);
         }
+        if (i->n_window_pages > 0) {
+            buf_printf(&b, ",\"num_window_pages\":%d", i->n_window_pages);
+        }
         buf_printf(&b, ",\"model_type\":\"%s\",\"device\":", i->model_type);
         buf_put_json(&b, i->device, strlen(i->device));
         buf_printf(&b,

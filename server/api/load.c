@@ -18,10 +18,7 @@ void api_put_stats(struct api *a, struct engine_stats *s)
 
 double api_kv_usage(const struct engine_stats *s)
 {
-    if (s->n_blocks > 0) {
-        return (double)s->n_blocks_held / s->n_blocks;
-    }
-    return 0;
+    return engine_stats_usage(s);
 }
 
 void orca_put_header(struct api *a, struct http_request *req)

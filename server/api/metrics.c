@@ -222,7 +222,7 @@ static void print_histogram(const struct metrics *m, int h, const char *name,
 static void print_engine(const struct metrics_source *s, struct buf *b)
 {
     const struct engine_stats *e = s->stats;
-    double used = e->n_blocks > 0 ? (double)e->n_blocks_held / e->n_blocks : 0;
+    const double used = engine_stats_usage(e);
     one(b, s, "vllm:num_requests_running", "gauge", "Running sequences.", e->n_running);
     one(b, s, "vllm:num_requests_waiting", "gauge", "Waiting sequences.", engine_stats_queued(e));
     head(b, "vllm:num_requests_waiting_by_reason", "gauge", "Waiting sequences, by reason.");
@@ -255,10 +255,18 @@ static void print_engine(const struct metrics_source *s, struct buf *b)
            (double)(e->prompt_tokens - e->prefix_hits));
     sample(b, s, "vllm:prompt_tokens_by_source_total", "source=\"local_cache_hit\"",
            (double)e->prefix_hits);
-    if (s->info->state_bytes > 0) {
+    if (s->info->state_bytes > 0 || s->info->n_window_pages > 0) {
         one(b, s, "sluice_prefix_cache_recomputed_total", "counter",
-            "Tokens found in the cache without the recurrent state after them.",
+            "Tokens found in the cache without the recurrent state or the window after them.",
             (double)e->prefix_recomputed);
+    }
+    if (s->info->n_window_pages > 0) {
+        one(b, s, "sluice_window_pages", "gauge",
+            "Blocks whose keys and values of layers with a window can be kept.", e->n_pages);
+        one(b, s, "sluice_window_pages_reserved", "gauge", "Those reserved by running sequences.",
+            e->n_pages_reserved);
+    }
+    if (s->info->state_bytes > 0) {
         one(b, s, "sluice_state_snapshots", "gauge",
             "Snapshots of recurrent state for which there is space.", s->info->n_snapshots);
         one(b, s, "sluice_state_snapshots_used", "gauge", "Snapshots of recurrent state in use.",

@@ -65,10 +65,10 @@ const struct call_format *call_format_of(enum request_kind kind); // call.c
 
 struct call_usage {
     int64_t prompt, cached, completion, reasoning, drafts, accepted;
-    int64_t recomputed; // -1 unless the model has recurrent state
+    int64_t recomputed; // -1 unless the model has recurrent state, or pages of windows
 };
 struct call_usage call_usage_of(const struct call *c);
-/* ,"recomputed_tokens":N for a model with recurrent state; else nothing. */
+/* ,"recomputed_tokens":N for such a model; else nothing. */
 void call_put_recomputed(struct buf *b, const struct call_usage *u);
 /* ,"usage":{...} */
 void call_put_usage(struct buf *b, const struct call *c);
