@@ -16,9 +16,10 @@ ranks='
 engine/base:
 engine/device:      engine/base
 engine/gguf:        engine/base
+engine/torch:       engine/base
 engine/tokenizer:   engine/gguf/folder.h engine/base
 engine/grammar:     engine/tokenizer/tokenizer.h engine/base
-engine/model:       engine/tokenizer/name_pattern.h engine/device engine/gguf engine/base
+engine/model:       engine/tokenizer/name_pattern.h engine/device engine/gguf engine/torch engine/base
 engine/schedule:    engine/device engine/base
 engine/speculate:   engine/schedule engine/model engine/device engine/base
 engine/cluster:     engine/schedule engine/model engine/device engine/base

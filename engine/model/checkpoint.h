@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A mapped checkpoint: safetensors files of a Hugging Face folder, or a GGUF file, whose tensors
- * appear under the names that such a folder would use. Every offset, shape and size is checked at
- * open; tensors point into the maps and live until checkpoint_close.
+/* A mapped checkpoint: safetensors files of a Hugging Face folder, PyTorch's files where there are
+ * none, or a GGUF file, whose tensors appear under the names that such a folder would use. Every
+ * offset, shape and size is checked at open; tensors point into the maps, or to copies, and live
+ * until checkpoint_close.
  * Thread: open and close one owner; lookups any. */
 #ifndef SLUICE_ENGINE_MODEL_CHECKPOINT_H
 #define SLUICE_ENGINE_MODEL_CHECKPOINT_H
@@ -31,7 +32,8 @@ struct checkpoint;
 enum status checkpoint_check(const char *dir, struct err *err);
 
 /* Opens a GGUF file, or a folder: model.safetensors if there is one; otherwise the shards of
- * model.safetensors.index.json; without an index, every *.safetensors. */
+ * model.safetensors.index.json; without an index, every *.safetensors; without these,
+ * pytorch_model.bin, its shards, or every pytorch_model*.bin. */
 enum status checkpoint_open(const char *dir, struct checkpoint **out, struct err *err);
 /* Opens only this safetensors file of the folder. */
 enum status checkpoint_open_file(const char *dir, const char *name, struct checkpoint **out,

@@ -216,8 +216,8 @@ static enum status put_file(struct buf *out, const char *label, const char *dir,
     return OK;
 }
 
-/* Hashes the whole header (for GGUF, as many bytes as headers have) and 64 samples: fine-tuned
- * versions of one model differ only in their values. */
+/* Hashes the whole header (for GGUF and PyTorch's zip archives, as many bytes as headers have) and
+ * 64 samples: fine-tuned versions of one model differ only in their values. */
 static uint64_t hash_weights(const struct file_map *m)
 {
     enum { SAMPLES = 64, SAMPLE_BYTES = 4096, GGUF_HEADER = 16 << 20 };
@@ -225,7 +225,7 @@ static uint64_t hash_weights(const struct file_map *m)
     if (m->n_bytes >= 8) {
         memcpy(&header, m->data, 8);
     }
-    if (m->n_bytes >= 8 && memcmp(m->data, "GGUF", 4) == 0) {
+    if (m->n_bytes >= 8 && (memcmp(m->data, "GGUF", 4) == 0 || memcmp(m->data, "PK\3\4", 4) == 0)) {
         header = lesser(m->n_bytes - 8, GGUF_HEADER);
     }
     size_t n;
@@ -243,10 +243,16 @@ static uint64_t hash_weights(const struct file_map *m)
     return h;
 }
 
+static bool ends_with(const char *name, const char *end)
+{
+    const size_t n = strlen(name), m = strlen(end);
+    return n > m && strcmp(name + n - m, end) == 0;
+}
+
 static int is_weights(const struct dirent *e)
 {
-    size_t n = strlen(e->d_name), m = strlen(".safetensors");
-    return n > m && e->d_name[0] != '.' && strcmp(e->d_name + n - m, ".safetensors") == 0;
+    const bool torch = strncmp(e->d_name, "pytorch_model", 13) == 0 && ends_with(e->d_name, ".bin");
+    return e->d_name[0] != '.' && (torch || ends_with(e->d_name, ".safetensors"));
 }
 
 /* Writes a hash over samples of all weight files, in the order of their names; hashing hundreds of

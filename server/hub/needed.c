@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Which files of a repository a model needs: those that the engine, the tokenizer and the templates
- * read, and no others (other formats, further copies of the weights, pictures). */
+ * read, and no others (other formats, further copies of the weights, pictures). Of PyTorch's files
+ * and safetensors only the latter are needed. */
 #include "server/hub/private.h"
 
 #include "engine/base/file.h"
@@ -29,8 +30,14 @@ static const char *const needed[] = {
     "additional_chat_templates/*.jinja",
     "1_Pooling/config.json",
     "hf_quant_config.json",
-    HUB_INDEX,
 };
+
+static const struct hub_form forms[] = {
+    {"model.safetensors", "model.safetensors.index.json", "*.safetensors"},
+    {"pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model*.bin"},
+};
+
+enum { N_FORMS = sizeof forms / sizeof forms[0] };
 
 static bool matches(const char *pattern, const char *path)
 {
@@ -52,6 +59,33 @@ bool hub_is_needed(const char *path)
         }
     }
     return false;
+}
+
+bool hub_form_has(const struct hub_form *form, const char *path)
+{
+    return strcmp(path, form->whole) == 0 || matches(form->pattern, path);
+}
+
+bool hub_is_of_a_form(const char *path)
+{
+    for (int i = 0; i < N_FORMS; i++) {
+        if (hub_form_has(&forms[i], path) || strcmp(forms[i].index, path) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+const struct hub_form *hub_form_of(const struct hub_paths *paths)
+{
+    for (int i = 0; i < N_FORMS; i++) {
+        for (size_t k = 0; k < paths->n; k++) {
+            if (hub_form_has(&forms[i], paths->items[k])) {
+                return &forms[i];
+            }
+        }
+    }
+    return NULL;
 }
 
 bool hub_paths_has(const struct hub_paths *paths, const char *path)
@@ -93,15 +127,17 @@ enum status hub_read_index(const char *file, const char *where, struct hub_paths
     struct json *root;
     TRY(json_parse_file(file, MAX_INDEX_BYTES, &root, err));
     const struct json *map = json_get(root, "weight_map");
-    enum status st = json_count(map) > 0
-                         ? OK
-                         : err_set(err, ERR_FORMAT, "%s: %s names no files", where, HUB_INDEX);
+    enum status st =
+        json_count(map) > 0
+            ? OK
+            : err_set(err, ERR_FORMAT, "%s: its index of weights names no files", where);
     for (const struct json *c = json_first(map); c && st == OK; c = json_next(c)) {
         const char *path = json_string(c);
         if (!path || !hub_path_is_safe(path)) {
             st = err_set(err, ERR_FORMAT,
-                         "%s: %s names '%.100s', which is not a file of that folder", where,
-                         HUB_INDEX, path ? path : json_type_name(json_type(c)));
+                         "%s: its index of weights names '%.100s', which is not a file of that "
+                         "folder",
+                         where, path ? path : json_type_name(json_type(c)));
         } else {
             hub_paths_add(out, path);
         }
@@ -117,11 +153,11 @@ static bool folder_has(const char *folder, const char *path)
 }
 
 /* True if all shards named in the index are in the folder. */
-static bool has_all_of_index(const char *folder)
+static bool has_all_of_index(const char *folder, const char *name)
 {
     char index[PATH_MAX];
     struct hub_paths shards = {0};
-    bool all = hub_path(index, NULL, "%s/%s", folder, HUB_INDEX) == OK &&
+    bool all = hub_path(index, NULL, "%s/%s", folder, name) == OK &&
                hub_read_index(index, "", &shards, NULL) == OK;
     for (size_t i = 0; i < shards.n && all; i++) {
         all = folder_has(folder, shards.items[i]);
@@ -130,14 +166,14 @@ static bool has_all_of_index(const char *folder)
     return all;
 }
 
-/* True if the folder has any *.safetensors. Links to weights are created only when all of them are
- * complete, so one implies the rest. */
-static bool has_some_weights(const char *folder)
+/* True if the folder has any weights of the form. Links to weights are created only when all of
+ * them are complete, so one implies the rest. */
+static bool has_some_weights(const char *folder, const struct hub_form *form)
 {
     DIR *dir = opendir(folder);
     bool found = false;
     for (struct dirent *e; dir && !found && (e = readdir(dir));) {
-        found = matches("*.safetensors", e->d_name) && folder_has(folder, e->d_name);
+        found = hub_form_has(form, e->d_name) && folder_has(folder, e->d_name);
     }
     if (dir) {
         closedir(dir);
@@ -152,11 +188,16 @@ bool hub_is_complete(const char *folder)
     if (!folder_has(folder, "config.json") && !folder_has(folder, HUB_ADAPTER)) {
         return false;
     }
-    if (folder_has(folder, HUB_ONE_FILE)) {
-        return true;
+    for (int i = 0; i < N_FORMS; i++) {
+        if (folder_has(folder, forms[i].whole)) {
+            return true;
+        }
+        if (folder_has(folder, forms[i].index)) {
+            return has_all_of_index(folder, forms[i].index);
+        }
+        if (has_some_weights(folder, &forms[i])) {
+            return true;
+        }
     }
-    if (folder_has(folder, HUB_INDEX)) {
-        return has_all_of_index(folder);
-    }
-    return has_some_weights(folder);
+    return false;
 }

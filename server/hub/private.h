@@ -55,9 +55,19 @@ bool hub_paths_has(const struct hub_paths *paths, const char *path);
 void hub_paths_add(struct hub_paths *paths, const char *path); // a copy, without duplicates
 void hub_paths_free(struct hub_paths *paths);
 
-#define HUB_ONE_FILE "model.safetensors"
-#define HUB_INDEX "model.safetensors.index.json"
 #define HUB_ADAPTER "adapter_config.json" // what an adapter has in place of config.json
+
+/* A kind of files that weights are stored in. */
+struct hub_form {
+    const char *whole, *index; // a single file; the index of several
+    const char *pattern;       // of all others
+};
+
+/* The first form that some of the paths have; NULL if there is none. Safetensors come first, as
+ * where the engine looks for weights. */
+const struct hub_form *hub_form_of(const struct hub_paths *paths);
+bool hub_form_has(const struct hub_form *form, const char *path); // true for a file of weights
+bool hub_is_of_a_form(const char *path); // true for weights and indices of any form
 
 /* The files named in an index, validated. `where` is for messages. */
 enum status hub_read_index(const char *file, const char *where, struct hub_paths *out,

@@ -57,10 +57,7 @@ static enum status read_siblings(struct pull *p, const struct json *list)
                            "model's folder; nothing was downloaded",
                            p->name->id, or_empty(path));
         }
-        const size_t n = strlen(path);
-        const bool weights =
-            !strchr(path, '/') && n > 12 && strcmp(path + n - 12, ".safetensors") == 0;
-        if (weights || hub_is_needed(path)) {
+        if (hub_is_needed(path) || hub_is_of_a_form(path)) {
             hub_paths_add(&p->listed, path);
         }
     }
@@ -132,7 +129,7 @@ static bool is_in_its_place(const char *path)
            strcmp(path, "added_tokens.json") == 0;
 }
 
-/* Adds the files other than weights that the engine reads. */
+/* Adds the files other than weights that the engine reads, and the weights' index. */
 static enum status add_small(struct pull *p)
 {
     if (!hub_paths_has(&p->listed, "config.json") && !hub_paths_has(&p->listed, HUB_ADAPTER)) {
@@ -147,6 +144,10 @@ static enum status add_small(struct pull *p)
         if (hub_is_needed(path) && !(whole && is_in_its_place(path))) {
             add_file(p, path);
         }
+    }
+    p->form = hub_form_of(&p->listed);
+    if (p->form && hub_paths_has(&p->listed, p->form->index)) {
+        add_file(p, p->form->index);
     }
     return OK;
 }
@@ -176,28 +177,28 @@ static enum status add_shards(struct pull *p, const char *index_hash)
  * otherwise all there are. */
 static enum status add_weights(struct pull *p)
 {
-    if (hub_paths_has(&p->listed, HUB_ONE_FILE)) {
-        add_file(p, HUB_ONE_FILE);
+    const struct hub_form *form = p->form;
+    if (!form) {
+        return err_set(p->err, ERR_UNSUPPORTED,
+                       "%s has no weights in safetensors files and no pytorch_model.bin, so sluice "
+                       "cannot load it; choose a repository that has them",
+                       p->name->id);
+    }
+    if (hub_paths_has(&p->listed, form->whole)) {
+        add_file(p, form->whole);
         return OK;
     }
     for (size_t i = 0; i < p->n_files; i++) {
-        if (strcmp(p->files[i]->path, HUB_INDEX) == 0) {
+        if (strcmp(p->files[i]->path, form->index) == 0) {
             return add_shards(p, p->files[i]->hash);
         }
     }
-    const size_t n_small = p->n_files;
     for (size_t i = 0; i < p->listed.n; i++) {
-        if (!hub_is_needed(p->listed.items[i])) {
+        if (hub_form_has(form, p->listed.items[i])) {
             add_file(p, p->listed.items[i]);
         }
     }
-    if (p->n_files > n_small) {
-        return OK;
-    }
-    return err_set(p->err, ERR_UNSUPPORTED,
-                   "%s has no weights in safetensors files, so sluice cannot load it; choose a "
-                   "repository that has them",
-                   p->name->id);
+    return OK;
 }
 
 /* ---- disk space ------------------------------------------------------------------------------ */

@@ -33,7 +33,8 @@ struct pull {
     struct net *net;
     struct progress progress;
     char repo[PATH_MAX], locks[PATH_MAX], commit[41];
-    struct hub_paths listed; // files of the repository that may be needed
+    struct hub_paths listed;     // files of the repository that may be needed
+    const struct hub_form *form; // of the weights; NULL: there are none
     struct pull_file **files;
     size_t n_files, cap;
     int64_t had_bytes; // bytes that were present before this download

@@ -148,9 +148,12 @@ def test_a_folder_without_weights(tmp_path):
             os.symlink(os.path.join(DEMO, name), tmp_path / name)
     rc, out, err = serve()
     assert rc == 1 and "no *.safetensors file; was a download cut short?" in err and "listening" not in err
-    (tmp_path / "pytorch_model.bin").write_text("")
+    (tmp_path / "consolidated.00.pth").write_text("")
     rc, out, err = serve()
-    assert rc == 1 and "pytorch_model.bin is in a format that is not supported: convert it" in err
+    assert rc == 1 and "consolidated.00.pth is in a format that is not supported: convert it" in err
+    (tmp_path / "pytorch_model.bin").write_text("not a zip")
+    rc, out, err = serve()
+    assert rc == 1 and "pytorch_model.bin: not a file of torch.save, or cut short" in err and "listening" not in err
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-00001-of-00002.safetensors"}}')
     rc, out, err = serve()
     assert rc == 1 and "model-00001-of-00002.safetensors is missing, although the index names it" in err and "listening" not in err

@@ -121,7 +121,7 @@ def test_what_huggingface_hub_wrote_is_served_without_a_network(hub, env):
 
 
 def test_the_cache_has_the_layout_and_only_the_needed_files(hub, env):
-    more = {"README.md": b"x", "pytorch_model.bin": b"x", "original/consolidated.00.pth": b"x", "onnx/model.onnx": b"x",
+    more = {"README.md": b"x", "pytorch_model.bin": b"x", "pytorch_model.bin.index.json": b"{}", "original/consolidated.00.pth": b"x", "onnx/model.onnx": b"x",
             "additional_chat_templates/tool_use.jinja": b"{{ 1 }}", "model-q4.gguf": b"x", "other.safetensors": b"x"}
     hub.add("org/small", {**SMALL, **more})
     folder = pull(env)
@@ -142,6 +142,21 @@ def test_gpt2s_vocabulary_is_downloaded_in_place_of_a_tokenizer_json(hub, env):
     hub.add("org/pair", {**{k: v for k, v in SMALL.items() if k != "tokenizer.json"}, **pair})
     assert sorted(os.listdir(pull(env))) == sorted(SMALL)
     assert sorted(os.listdir(pull(env, "org/pair"))) == ["added_tokens.json", "config.json", "merges.txt", "model.safetensors", "vocab.json"]
+
+
+def test_pytorchs_files_are_downloaded_if_there_are_no_others(hub, env):
+    hub.add("org/small", {"config.json": b"{}", "pytorch_model.bin": b"1" * 3000, "training_args.bin": b"2", "rust_model.ot": b"3"})
+    assert sorted(os.listdir(pull(env))) == ["config.json", "pytorch_model.bin"]
+    assert "complete" in run(env, "list")[1]
+    shards = {"pytorch_model-00001-of-00002.bin": b"1" * 3000, "pytorch_model-00002-of-00002.bin": b"2" * 3000}
+    index = {"pytorch_model.bin.index.json": json.dumps({"weight_map": dict(zip("ab", shards))}).encode()}
+    hub.add("org/large", {"config.json": b"{}", **index, **shards, "pytorch_model-other.bin": b"3"})
+    folder = pull(env, "org/large")
+    assert sorted(os.listdir(folder)) == sorted(["config.json", *index, *shards])
+    os.remove(os.path.join(folder, "pytorch_model-00002-of-00002.bin"))
+    assert re.search(r"org/large .*incomplete", run(env, "list")[1])
+    hub.add("org/both", {"config.json": b"{}", **index, **shards, "m.safetensors": b"4"})
+    assert sorted(os.listdir(pull(env, "org/both"))) == ["config.json", "m.safetensors"]
 
 
 def test_only_weights_in_the_index_are_downloaded(hub, env):
@@ -243,7 +258,7 @@ def test_no_such_model_or_revision(hub, env):
 
 
 def test_a_repository_without_the_needed_files(hub, env):
-    hub.add("org/small", {"config.json": b"{}", "pytorch_model.bin": b"x"})
+    hub.add("org/small", {"config.json": b"{}", "tf_model.h5": b"x", "training_args.bin": b"x", "a/pytorch_model.bin": b"x"})
     refused(env, "has no weights in safetensors files")
     hub.add("org/small", {"model.safetensors": b"x"})
     refused(env, "has no config.json")
