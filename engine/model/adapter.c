@@ -2,6 +2,7 @@
 /* Opens adapters' folders, and checks everything in them that does not depend on the model. */
 #include "engine/model/adapter.h"
 
+#include "engine/base/file.h"
 #include "engine/base/json.h"
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
@@ -277,6 +278,19 @@ static enum status read_modules(struct adapter *a, struct err *err)
     return OK;
 }
 
+/* PyTorch's file is read only where there is no other, as in PEFT. */
+static const char *weights_of(const char *dir)
+{
+    static const char safe[] = "adapter_model.safetensors", torch[] = "adapter_model.bin";
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s/%s", dir, safe);
+    if (file_exists(path)) {
+        return safe;
+    }
+    snprintf(path, sizeof path, "%s/%s", dir, torch);
+    return file_exists(path) ? torch : safe;
+}
+
 static enum status open_one(struct adapter *a, struct err *err)
 {
     char path[PATH_MAX];
@@ -285,8 +299,7 @@ static enum status open_one(struct adapter *a, struct err *err)
         return err_prefix(err, ERR_IO, "adapter '%.64s'", a->name);
     }
     TRY(check_config(a, err));
-    const enum status st =
-        checkpoint_open_file(a->dir, "adapter_model.safetensors", &a->files, err);
+    const enum status st = checkpoint_open_file(a->dir, weights_of(a->dir), &a->files, err);
     if (st != OK) {
         return err_prefix(err, st, "adapter '%.64s'", a->name);
     }
@@ -300,8 +313,8 @@ static enum status check_model(const char *model, struct err *err)
     if (!is_file) {
         return OK;
     }
-    return err_set(err, ERR_UNSUPPORTED,
-                   "adapters need a model in safetensors files; %.300s is a GGUF file", model);
+    return err_set(err, ERR_UNSUPPORTED, "adapters need a model folder; %.300s is a GGUF file",
+                   model);
 }
 
 enum status adapters_open(const char *model, const char *const *names, const char *const *dirs,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Low-rank adapters (LoRA) in the folders that PEFT writes: adapter_config.json and
- * adapter_model.safetensors. A module is one linear layer that an adapter changes: its product of x
- * also has scale * B (A x), where A is [rank, n_in] and B [n_out, rank].
+ * adapter_model.safetensors, or adapter_model.bin. A module is one linear layer that an adapter
+ * changes: its product of x also has scale * B (A x), where A is [rank, n_in] and B [n_out, rank].
  * Thread: one while they are opened; then any. */
 #ifndef SLUICE_ENGINE_MODEL_ADAPTER_H
 #define SLUICE_ENGINE_MODEL_ADAPTER_H

@@ -35,7 +35,7 @@ enum status checkpoint_check(const char *dir, struct err *err);
  * model.safetensors.index.json; without an index, every *.safetensors; without these,
  * pytorch_model.bin, its shards, or every pytorch_model*.bin. */
 enum status checkpoint_open(const char *dir, struct checkpoint **out, struct err *err);
-/* Opens only this safetensors file of the folder. */
+/* Opens only this file of the folder. */
 enum status checkpoint_open_file(const char *dir, const char *name, struct checkpoint **out,
                                  struct err *err);
 void checkpoint_close(struct checkpoint *ck); // accepts NULL

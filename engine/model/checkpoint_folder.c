@@ -44,8 +44,7 @@ enum status shards_add(struct shards *s, const char *dir, const char *name, stru
     s->v = xrealloc(s->v, (s->n + 1) * sizeof *s->v);
     char path[PATH_MAX];
     snprintf(path, sizeof path, "%s/%s", dir, name);
-    s->v[s->n++] =
-        (struct shard){.path = xstrdup(path), .name = xstrdup(name)};
+    s->v[s->n++] = (struct shard){.path = xstrdup(path), .name = xstrdup(name)};
     return OK;
 }
 

@@ -98,8 +98,7 @@ static enum status check_entry(const struct shard *s, const char *name, const st
         }
     }
     size_t n_bytes;
-    if (!mem_mul(n, bits / 8, &n_bytes) || e->end < e->begin ||
-        (size_t)e->end > data_bytes) {
+    if (!mem_mul(n, bits / 8, &n_bytes) || e->end < e->begin || (size_t)e->end > data_bytes) {
         return bad(s, name, "its data lies outside the file (is the file cut short?)", err);
     }
     if ((size_t)(e->end - e->begin) != n_bytes) {
@@ -116,8 +115,8 @@ static int by_data(const void *a, const void *b)
 }
 
 /* Two tensors that share bytes are a sign of a broken or malicious file. */
-static enum status check_overlap(const struct checkpoint_list *list, size_t first, const struct shard *s,
-                                 struct err *err)
+static enum status check_overlap(const struct checkpoint_list *list, size_t first,
+                                 const struct shard *s, struct err *err)
 {
     if (list->n == first) {
         return OK;
@@ -134,8 +133,8 @@ static enum status check_overlap(const struct checkpoint_list *list, size_t firs
 
 /* The header is scanned token by token instead of being parsed into a tree, because large
  * checkpoints have headers of several MB. Overlapping tensors are refused at the end. */
-static enum status read_tensors(struct checkpoint_list *list, const struct shard *s, const char *header,
-                                size_t header_bytes, struct err *err)
+static enum status read_tensors(struct checkpoint_list *list, const struct shard *s,
+                                const char *header, size_t header_bytes, struct err *err)
 {
     const unsigned char *data = s->map.data + 8 + header_bytes;
     size_t data_bytes = s->map.n_bytes - 8 - header_bytes, first = list->n;

@@ -8,15 +8,15 @@
 #include <stdint.h>
 
 enum torch_global {
-    TORCH_DICT,              // collections.OrderedDict()
-    TORCH_TENSOR,            // (storage, offset, size, stride, ...)
-    TORCH_TENSOR_OF_DTYPE,   // (storage, offset, size, stride, requires_grad, hooks, dtype, ...)
-    TORCH_PARAMETER,         // (tensor, ...)
-    TORCH_CALL_OF_TYPE,      // (function, type, arguments, ...)
-    TORCH_TYPE,              // the second argument of the last one
-    TORCH_SIZE,              // (a tuple)
-    TORCH_STORAGE,           // of elements of one type
-    TORCH_STORAGE_OF_BYTES,  // of elements of any type
+    TORCH_DICT,             // collections.OrderedDict()
+    TORCH_TENSOR,           // (storage, offset, size, stride, ...)
+    TORCH_TENSOR_OF_DTYPE,  // (storage, offset, size, stride, requires_grad, hooks, dtype, ...)
+    TORCH_PARAMETER,        // (tensor, ...)
+    TORCH_CALL_OF_TYPE,     // (function, type, arguments, ...)
+    TORCH_TYPE,             // the second argument of the last one
+    TORCH_SIZE,             // (a tuple)
+    TORCH_STORAGE,          // of elements of one type
+    TORCH_STORAGE_OF_BYTES, // of elements of any type
     TORCH_DTYPE,
 };
 

@@ -204,8 +204,7 @@ static enum status push_call(struct machine *m)
         return bad(m, "calls something that is not a global");
     }
     m->n_stack -= 2;
-    push_node(m,
-              (struct pickle_node){.kind = PICKLE_CALL, .function = function, .args = args});
+    push_node(m, (struct pickle_node){.kind = PICKLE_CALL, .function = function, .args = args});
     return OK;
 }
 
@@ -479,7 +478,7 @@ static enum status run_one(struct machine *m, unsigned char op)
     case 'u': return set_mark(m);
     case 'c': return read_global(m);
     case 0x93: return global_of_stack(m);
-    case 'R':    // a call
+    case 'R':                       // a call
     case 0x81: return push_call(m); // a new object of a class
     case 'b': return set_state(m);
     case 'Q': return persistent(m);

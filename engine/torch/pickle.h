@@ -32,7 +32,7 @@ typedef uint32_t pickle_ref;
 
 struct pickle_node {
     enum pickle_kind kind;
-    bool has_state; // a state was set, which is not kept
+    bool has_state;          // a state was set, which is not kept
     uint32_t first, last, n; // the items, and their number
     pickle_ref function, args;
     int64_t number;   // INT and BOOL: the value; GLOBAL: what the caller's function returned

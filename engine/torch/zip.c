@@ -9,16 +9,16 @@
 #include <string.h>
 
 enum {
-    END_BYTES = 22,        // of the record at the end, without its comment
-    MAX_COMMENT = 65535,   // the format's limit
-    LOCATOR_BYTES = 20,    // of the record before it that leads to zip64's
-    END64_BYTES = 56,      // of zip64's record
-    ENTRY_BYTES = 46,      // of a file's entry in the directory, without its name
-    LOCAL_BYTES = 30,      // of the header before a file's data, without its name
-    FLAG_ENCRYPTED = 1,    // bit 0 of the flags
-    MAX_FILES = 1 << 20,   // chosen: far above the number of tensors in one file
-    EXTRA_ZIP64 = 1,       // the kind of extra field that has the large sizes
-    EXTRA_HEAD_BYTES = 4,  // of an extra field's kind and length
+    END_BYTES = 22,       // of the record at the end, without its comment
+    MAX_COMMENT = 65535,  // the format's limit
+    LOCATOR_BYTES = 20,   // of the record before it that leads to zip64's
+    END64_BYTES = 56,     // of zip64's record
+    ENTRY_BYTES = 46,     // of a file's entry in the directory, without its name
+    LOCAL_BYTES = 30,     // of the header before a file's data, without its name
+    FLAG_ENCRYPTED = 1,   // bit 0 of the flags
+    MAX_FILES = 1 << 20,  // chosen: far above the number of tensors in one file
+    EXTRA_ZIP64 = 1,      // the kind of extra field that has the large sizes
+    EXTRA_HEAD_BYTES = 4, // of an extra field's kind and length
 };
 
 #define LARGE_LIMIT UINT32_C(0xFFFFFFFF) // the same for a 32-bit field

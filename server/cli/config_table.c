@@ -62,8 +62,9 @@ const struct option_row option_rows[] = {
     {ROW("load-format", OPTION_CHOICE, engine.load_format, "auto",
          "'dummy': random weights, needs only config.json"),
      .choices = "auto|safetensors|dummy",
-     .synonyms = "hf=auto|gguf=auto|fastsafetensors=auto|instanttensor=auto|modelexpress=auto|"
-                 "mistral=auto|runai_streamer=auto",
+     .synonyms =
+         "hf=auto|pt=auto|gguf=auto|fastsafetensors=auto|instanttensor=auto|modelexpress=auto|"
+         "mistral=auto|runai_streamer=auto",
      .same_on_nodes = true},
     {ROW("check-weights", OPTION_CHOICE, engine.check_weights, "sampled",
          "how many weights are checked for NaN and infinity; unless 'off', files are also verified "
@@ -164,7 +165,8 @@ const struct option_row option_rows[] = {
      .same_on_nodes = true},
     {ROW("lora-modules", OPTION_LIST, lora_modules, NULL,
          "low-rank adapters, served beside the model: NAME=FOLDER with adapter_config.json and "
-         "adapter_model.safetensors, NAME=ORG/NAME to download, or a JSON object with name and "
+         "adapter_model.safetensors or .bin, NAME=ORG/NAME to download, or a JSON object with name "
+         "and "
          "path; requests choose one as their model"),
      .may_be_object = true},
     {ROW("max-loras", OPTION_INT, max_loras, "0",

@@ -249,10 +249,28 @@ static bool ends_with(const char *name, const char *end)
     return n > m && strcmp(name + n - m, end) == 0;
 }
 
-static int is_weights(const struct dirent *e)
+static int is_safetensors(const struct dirent *e)
 {
-    const bool torch = strncmp(e->d_name, "pytorch_model", 13) == 0 && ends_with(e->d_name, ".bin");
-    return e->d_name[0] != '.' && (torch || ends_with(e->d_name, ".safetensors"));
+    return e->d_name[0] != '.' && ends_with(e->d_name, ".safetensors");
+}
+
+static int is_torch(const struct dirent *e)
+{
+    return (strncmp(e->d_name, "pytorch_model", 13) == 0 ||
+            strncmp(e->d_name, "adapter_model", 13) == 0) &&
+           ends_with(e->d_name, ".bin");
+}
+
+/* PyTorch's files are read only where there are no others. */
+static int list_weights(const char *dir, struct dirent ***files)
+{
+    const int n = scandir(dir, files, is_safetensors, alphasort);
+    if (n != 0) {
+        return n;
+    }
+    free(*files);
+    *files = NULL;
+    return scandir(dir, files, is_torch, alphasort);
 }
 
 /* Writes a hash over samples of all weight files, in the order of their names; hashing hundreds of
@@ -260,7 +278,7 @@ static int is_weights(const struct dirent *e)
 static enum status put_weights(struct buf *out, const char *label, const char *dir, struct err *err)
 {
     struct dirent **files = NULL;
-    int n = scandir(dir, &files, is_weights, alphasort);
+    int n = list_weights(dir, &files);
     enum status st = n < 0 ? err_set(err, ERR_IO, "%s cannot be read", dir) : OK;
     uint64_t h = 0;
     for (int i = 0; i < n; i++) {

@@ -35,6 +35,7 @@ static const char *const needed[] = {
 static const struct hub_form forms[] = {
     {"model.safetensors", "model.safetensors.index.json", "*.safetensors"},
     {"pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model*.bin"},
+    {"adapter_model.bin", "adapter_model.bin.index.json", "adapter_model*.bin"},
 };
 
 enum { N_FORMS = sizeof forms / sizeof forms[0] };

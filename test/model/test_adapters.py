@@ -10,6 +10,7 @@ import pytest
 
 import golden
 import seeded
+import torch_files
 from test_checkpoint import Checkpoint
 
 SOURCE = os.path.join(seeded.ROOT, "test", "golden-adapters")
@@ -151,6 +152,19 @@ def test_a_quantised_model_has_adapters(quantization):
     got = answers("llama-3", asked, "--quantization", quantization)
     for case, with_it, without in zip(cases("llama-3"), got[::2], got[1::2]):
         assert mean_error(case, with_it) < 0.7 * mean_error(case, without)
+
+
+def test_an_adapter_in_pytorchs_file(tmp_path):
+    """As older versions of PEFT saved it."""
+    folder = str(tmp_path / "it")
+    os.mkdir(folder)
+    shutil.copy(os.path.join(adapter("llama-3"), "adapter_config.json"), folder)
+    torch_files.save(os.path.join(folder, "adapter_model.bin"), torch_files.stored(os.path.join(adapter("llama-3"), "adapter_model.safetensors")))
+    asked = [request(c, "it") for c in cases("llama-3")]
+    got = golden.generate(model("llama-3"), asked, "--dtype", "float32", "--lora-modules", f"it={folder}")
+    for case, with_it in zip(cases("llama-3"), got):
+        assert error(case, with_it) <= 1e-3
+        assert with_it["outputs"][0]["token_ids"] == case["greedy"]
 
 
 # ---- what is refused -----------------------------------------------------------------------------

@@ -21,6 +21,7 @@ import pytest
 import golden
 import test_cube as cube
 import test_hybrid as hybrid
+import torch_files
 from test_checkpoint import Checkpoint, poke
 from nightly import NIGHTLY, share
 
@@ -361,6 +362,20 @@ def test_a_node_with_another_model_or_option_is_rejected_and_the_right_one_may_s
     start(LLAMA, *flags(port, 1))
     wait_ready(http, zero)
     assert json.loads(complete(http).read())["usage"]["completion_tokens"] == 8
+
+
+def test_a_node_with_other_weights_in_pytorchs_file_is_rejected(start, tmp_path):
+    tensors, folders = torch_files.stored(os.path.join(LLAMA, "model.safetensors")), []
+    for name in "ab":
+        folders.append(torch_files.without_weights(LLAMA, tmp_path / name))
+        torch_files.save(os.path.join(folders[-1], "pytorch_model.bin"), tensors)
+        dtype, shape, data = tensors["lm_head.weight"]
+        tensors["lm_head.weight"] = dtype, shape, data[:-1] + bytes([data[-1] ^ 1])
+    port, http = free_port(), free_port()
+    start(folders[0], *flags(port, 0), "--port", str(http), "--drain-delay", "0")
+    other = start(folders[1], *flags(port, 1))
+    assert other.wait() == 1
+    assert "the model's weights" in other.log() and "node 0 refuses this node" in other.log()
 
 
 def test_strangers_are_refused_and_harm_nothing(start):

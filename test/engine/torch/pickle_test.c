@@ -30,8 +30,8 @@ static const struct pickle_node *item(const struct pickle *p, uint32_t i)
     return pickle_at(p, pickle_item_at(p, p->root, i));
 }
 
-/* pickle.dumps((1, 300, -5, 70000, 1 << 40, True, None, "ab", b"c", 0.5), protocol); in protocol 2 the
- * bytes are as Python 2 writes them. */
+/* pickle.dumps((1, 300, -5, 70000, 1 << 40, True, None, "ab", b"c", 0.5), protocol); in protocol 2
+ * the bytes are as Python 2 writes them. */
 static const char protocol2[] = "\x80\x02(K\x01M,\x01J\xfb\xff\xff\xffJp\x11\x01\x00\x8a\x06\x00"
                                 "\x00\x00\x00\x00\x01\x88NX\x02\x00\x00\x00"
                                 "abq\x00U\x01"
@@ -149,9 +149,9 @@ TEST(other_opcodes_are_refused)
 {
     struct pickle p;
     struct err err;
-    static const unsigned char refused[] = {'i', 'o', 'P', 'I', 'L', 'F', 'S', 'V', 'p', 'g',
-                                            '0', '1', '2', 'd', 'l', 0x82, 0x83, 0x84, 0x8b, 0x8e,
-                                            0x8f, 0x90, 0x91, 0x92, 0x96, 0x97, 0x98, 0x00, 0xff};
+    static const unsigned char refused[] = {
+        'i',  'o',  'P',  'I',  'L',  'F',  'S',  'V',  'p',  'g',  '0',  '1',  '2',  'd', 'l',
+        0x82, 0x83, 0x84, 0x8b, 0x8e, 0x8f, 0x90, 0x91, 0x92, 0x96, 0x97, 0x98, 0x00, 0xff};
     for (size_t i = 0; i < sizeof refused; i++) {
         const char bytes[] = {(char)refused[i], 'N', '\n', '.'};
         CHECK_EQ(open_at(bytes, sizeof bytes, &p, &err), ERR_UNSUPPORTED);
@@ -163,8 +163,9 @@ TEST(other_opcodes_are_refused)
 /* Every opcode in every state of a small stack: it succeeds or is refused. */
 TEST(no_opcode_reads_below_the_stack)
 {
-    static const char *const before[] = {"", "N", "(", "N(", "NN", ")", "(N", "]", "](", "}(N", "K\1",
-                                         "cm\nf\n", "cm\nf\n)", "(]", "(}N", "((", "N(N(N"};
+    static const char *const before[] = {"",         "N",  "(",   "N(",  "NN",   ")",
+                                         "(N",       "]",  "](",  "}(N", "K\1",  "cm\nf\n",
+                                         "cm\nf\n)", "(]", "(}N", "((",  "N(N(N"};
     struct err err;
     int n_good = 0;
     for (size_t i = 0; i < sizeof before / sizeof before[0]; i++) {
@@ -189,8 +190,9 @@ TEST(what_is_not_one_value_is_refused)
 {
     struct pickle p;
     struct err err;
-    static const char *const bad[] = {".", "NN.", "N(.", "(.", "h\1.", "Nq\1h\2.", "K\1)R.", "NNR.",
-                                      "NNNs.", "}Nu.", "](Nu.", "}(N(u.", "N(e.", "\x80\x06N."};
+    static const char *const bad[] = {".",        "NN.",    "N(.",  "(.",        "h\1.",
+                                      "Nq\1h\2.", "K\1)R.", "NNR.", "NNNs.",     "}Nu.",
+                                      "](Nu.",    "}(N(u.", "N(e.", "\x80\x06N."};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         const size_t n = bad[i][0] == '\x80' ? 4 : strlen(bad[i]);
         CHECK_EQ(open_at(bad[i], n, &p, &err), ERR_FORMAT);

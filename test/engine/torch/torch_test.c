@@ -58,7 +58,8 @@ static void tensor_args(const struct spec *t)
     integer(t->offset);
     integers(t->dims, t->n_dims);
     integers(t->strides, t->n_dims);
-    op("\x89" "ccollections\nOrderedDict\n)R");
+    op("\x89"
+       "ccollections\nOrderedDict\n)R");
     if (t->dtype) {
         op(t->dtype);
     }
@@ -132,7 +133,8 @@ static const struct spec whole = {.type = "ctorch\nFloatStorage\n",
 static bool is_in_file(const struct torch_tensor *t)
 {
     const char *data = (const char *)t->data;
-    return data >= archive.file.data && data + t->n_bytes <= archive.file.data + archive.file.n_bytes;
+    return data >= archive.file.data &&
+           data + t->n_bytes <= archive.file.data + archive.file.n_bytes;
 }
 
 static float value(const struct torch_tensor *t, size_t i)
@@ -216,7 +218,8 @@ TEST(parameters_are_tensors)
     tensor(&whole);
     op("\x88}}tR");
     text("of a type");
-    op("ctorch._tensor\n_rebuild_from_type_v2\n(ctorch._utils\n_rebuild_tensor_v2\nctorch\nTensor\n");
+    op("ctorch._tensor\n_rebuild_from_type_v2\n(ctorch._utils\n_rebuild_tensor_"
+       "v2\nctorch\nTensor\n");
     tensor_args(&whole);
     op("}tR");
     CHECK_EQ(end(&f, &err), OK);
@@ -285,8 +288,8 @@ TEST(tensors_that_repeat_elements_are_limited)
 
 TEST(other_entries_are_refused)
 {
-    static const char *const values[] = {"N", "K\5", "}", "ccollections\nOrderedDict\n)R",
-                                         "ctorch\nSize\n)R", "ctorch\nfloat32\n"};
+    static const char *const values[] = {
+        "N", "K\5", "}", "ccollections\nOrderedDict\n)R", "ctorch\nSize\n)R", "ctorch\nfloat32\n"};
     for (size_t i = 0; i < sizeof values / sizeof values[0]; i++) {
         begin();
         text("w");

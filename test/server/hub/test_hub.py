@@ -155,6 +155,8 @@ def test_pytorchs_files_are_downloaded_if_there_are_no_others(hub, env):
     assert sorted(os.listdir(folder)) == sorted(["config.json", *index, *shards])
     os.remove(os.path.join(folder, "pytorch_model-00002-of-00002.bin"))
     assert re.search(r"org/large .*incomplete", run(env, "list")[1])
+    hub.add("org/adapter", {"adapter_config.json": b"{}", "adapter_model.bin": b"5" * 3000, "optimizer.bin": b"6"})
+    assert sorted(os.listdir(pull(env, "org/adapter"))) == ["adapter_config.json", "adapter_model.bin"]
     hub.add("org/both", {"config.json": b"{}", **index, **shards, "m.safetensors": b"4"})
     assert sorted(os.listdir(pull(env, "org/both"))) == ["config.json", "m.safetensors"]
 
