@@ -13,7 +13,8 @@ install: $(BUILD)/sluice  ## install program, demo model, examples and systemd u
 	install -D -m 644 -t $(SHARE)/doc/sluice README.md LICENSE NOTICE *_PARTY.md CONTRIBUTING.md SECURITY.md CHANGELOG.md
 	install -D -m 644 -t $(SHARE)/doc/sluice/docs docs/*.md docs/*.svg docs/*.png
 	install -D -m 644 -t $(SHARE)/doc/sluice/docs/results docs/results/*.csv
-	for d in server engine cpu cuda bench; do install -D -m 644 $$d/README.md $(SHARE)/doc/sluice/$$d.md; done
+	for d in server server/chat engine engine/grammar cpu cuda bench models configs; do \
+	    install -D -m 644 $$d/README.md $(SHARE)/doc/sluice/$$d/README.md; done
 	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system $(DESTDIR)$(SYSCONFDIR)/sluice
 	for u in service socket; do $(PATHS) configs/systemd/sluice.$$u >$(DESTDIR)$(PREFIX)/lib/systemd/system/sluice.$$u; done
 	test -e $(DESTDIR)$(SYSCONFDIR)/sluice/sluice.conf || \

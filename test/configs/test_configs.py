@@ -236,6 +236,14 @@ def test_install(installed):
     assert "--config /opt/x/etc/sluice/sluice.conf" in (top / "lib/systemd/system/sluice.service").read_text()
 
 
+def test_links_of_installed_documents(installed):
+    top = installed / "opt/x/share/doc/sluice"
+    pages = list(top.rglob("*.md"))
+    links = [(page, link) for page in pages for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text())]
+    assert len(pages) > 10 and len(links) > 10
+    assert [(str(page), link) for page, link in links if not (page.parent / link).exists()] == []
+
+
 def test_systemd_units(installed, tmp_path):
     analyze = tool("systemd-analyze")
     for unit in ("sluice.service", "sluice.socket"):
