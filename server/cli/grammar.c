@@ -2,9 +2,9 @@
 /* `sluice grammar`: checks whether texts match a grammar, and which tokens may come next. Reads
  * JSON lines; writes text for people, or JSON lines. */
 #include "server/cli/commands.h"
+#include "server/cli/json_line.h"
 
 #include "engine/base/buf.h"
-#include "engine/base/json_scan.h"
 #include "engine/base/mem.h"
 #include "engine/base/optional.h"
 #include "engine/grammar/grammar.h"
@@ -85,17 +85,6 @@ static enum status read_source(struct json_scan *sc, struct line *l, enum gramma
     return OK;
 }
 
-static enum status read_flag(struct json_scan *sc, const char *name, bool *flag, struct err *err)
-{
-    enum json_token t = json_scan_next(sc);
-    *flag = t == JSON_TOKEN_TRUE;
-    bool is = *flag || t == JSON_TOKEN_FALSE;
-    if (!is) {
-        return err_set(err, ERR_INVALID, "\"%s\" must be true or false", name);
-    }
-    return OK;
-}
-
 /* A NUL at the end makes the text usable as a C string. */
 static enum status read_text(struct json_scan *sc, const char *name, struct buf *out,
                              struct err *err)
@@ -129,8 +118,9 @@ static enum status unhex(struct buf *b, struct err *err)
 }
 
 /* Reads one member. They may be in any order; missing ones are reported after the whole line. */
-static enum status read_member(struct json_scan *sc, struct line *l, struct err *err)
+static enum status read_member(struct json_scan *sc, void *arg, struct err *err)
 {
+    struct line *l = arg;
     for (int k = 0; k < GRAMMAR_N_KINDS; k++) {
         if (json_scan_is(sc, grammar_kind_names[k])) {
             return read_source(sc, l, (enum grammar_kind)k, err);
@@ -160,10 +150,10 @@ static enum status read_member(struct json_scan *sc, struct line *l, struct err 
         return OK;
     }
     if (json_scan_is(sc, "disable_any_whitespace")) {
-        return read_flag(sc, "disable_any_whitespace", &l->source.disable_any_whitespace, err);
+        return json_line_flag(sc, "disable_any_whitespace", &l->source.disable_any_whitespace, err);
     }
     if (json_scan_is(sc, "open_objects")) {
-        return read_flag(sc, "open_objects", &l->source.open_objects, err);
+        return json_line_flag(sc, "open_objects", &l->source.open_objects, err);
     }
     if (json_scan_is(sc, "whitespace_pattern")) {
         TRY(read_text(sc, "whitespace_pattern", &l->space, err));
@@ -177,30 +167,10 @@ static enum status read_member(struct json_scan *sc, struct line *l, struct err 
 /* Reads a line. A grammar is required; texts and a prefix are optional. */
 static enum status read_line(struct line *l, const char *s, size_t n, struct err *err)
 {
-    struct json_scan sc;
     l->source = (struct grammar_source){0};
     l->strings = NULL;
     l->has_source = l->has_prefix = false;
-    json_scan_init(&sc, s, n, LINE_DEPTH);
-    enum json_token t = json_scan_next(&sc);
-    if (t != JSON_TOKEN_OBJECT) {
-        if (t == JSON_TOKEN_ERROR) {
-            return json_scan_error(&sc, err);
-        }
-        return err_set(err, ERR_INVALID, "the line is not a JSON object");
-    }
-    while ((t = json_scan_next(&sc)) == JSON_TOKEN_KEY) {
-        enum status st = read_member(&sc, l, err);
-        if (st != OK) {
-            if (sc.why) {
-                return json_scan_error(&sc, err);
-            }
-            return st;
-        }
-    }
-    if (t != JSON_TOKEN_OBJECT_END || json_scan_next(&sc) != JSON_TOKEN_END) {
-        return json_scan_error(&sc, err);
-    }
+    TRY(json_line_read(s, n, LINE_DEPTH, read_member, l, err));
     if (!l->has_source) {
         return err_set(err, ERR_INVALID,
                        "the line has no \"schema\", \"regex\", \"gbnf\", \"lark\" or \"tags\"");
@@ -399,18 +369,10 @@ static int run(const struct model *m, bool json)
         if (st != OK) {
             buf_clear(&out);
             if (json) {
-                buf_puts(&out, "{\"error\":");
+                json_line_put_error(&out, err.text);
             } else {
                 buf_puts(&out, "refused: ");
-            }
-            if (json) {
-                buf_put_json(&out, err.text, strlen(err.text));
-            } else {
                 buf_puts(&out, err.text);
-            }
-            if (json) {
-                buf_puts(&out, "}\n");
-            } else {
                 buf_puts(&out, "\n");
             }
         }

@@ -2,9 +2,9 @@
 /* `sluice render`: renders chat templates on the command line, to compare them with Jinja2. */
 #include "engine/base/buf.h"
 #include "engine/base/file.h"
-#include "engine/base/json_scan.h"
 #include "server/chat/template.h"
 #include "server/cli/commands.h"
+#include "server/cli/json_line.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -89,34 +89,34 @@ static void take_member(const struct render *r, struct rendered *rq, const struc
     }
 }
 
-/* Reads one line of input. */
-static enum status read_request(const struct render *r, const char *line, size_t n_bytes,
-                                struct rendered *rq, struct err *err)
+/* Where a line's members go. */
+struct reading {
+    const struct render *r;
+    struct rendered *rq;
+};
+
+/* Takes a member as text. */
+static enum status read_member(struct json_scan *sc, void *arg, struct err *err)
 {
-    struct json_scan sc;
-    json_scan_init(&sc, line, n_bytes, MAX_LINE_DEPTH);
-    if (json_scan_next(&sc) != JSON_TOKEN_OBJECT) {
-        if (sc.why) {
-            return json_scan_error(&sc, err);
-        }
-        return err_set(err, ERR_INVALID, "a request must be a JSON object");
-    }
-    enum json_token token;
-    while ((token = json_scan_next(&sc)) == JSON_TOKEN_KEY) {
-        struct json_scan key = sc;
-        if (!json_scan_skip(&sc)) {
-            return json_scan_error(&sc, err);
-        }
-        struct slice value = {line + key.at, sc.at - key.at};
+    const struct reading *to = arg;
+    const struct json_scan key = *sc;
+    (void)err; // an error is found at the next token
+    if (json_scan_skip(sc)) {
+        struct slice value = {sc->s + key.at, sc->at - key.at};
         while (value.n_bytes > 0 && strchr(" \t\r\n:", value.s[0])) {
             value.s++;
             value.n_bytes--;
         }
-        take_member(r, rq, &key, value);
+        take_member(to->r, to->rq, &key, value);
     }
-    if (token != JSON_TOKEN_OBJECT_END || json_scan_next(&sc) != JSON_TOKEN_END) {
-        return json_scan_error(&sc, err);
-    }
+    return OK;
+}
+
+static enum status read_request(const struct render *r, const char *line, size_t n_bytes,
+                                struct rendered *rq, struct err *err)
+{
+    struct reading to = {r, rq};
+    TRY(json_line_read(line, n_bytes, MAX_LINE_DEPTH, read_member, &to, err));
     buf_puts(&rq->kwargs, "}");
     return OK;
 }
@@ -146,13 +146,6 @@ static bool parse_clock(struct slice s, int64_t *us)
     tm.tm_mon -= 1;
     *us = (int64_t)timegm(&tm) * 1000000 + (int64_t)(seconds * 1e6 + 0.5);
     return true;
-}
-
-static void put_error(struct buf *out, const char *text)
-{
-    buf_puts(out, "{\"error\":");
-    buf_put_json(out, text, strlen(text));
-    buf_puts(out, "}\n");
 }
 
 /* Writes the result; with --spans also which parts of the text come from the user. */
@@ -212,7 +205,7 @@ static void render_line(const struct render *r, const char *line, size_t n_bytes
     if (st == OK) {
         put_result(r, &o, out);
     } else {
-        put_error(out, err.text);
+        json_line_put_error(out, err.text);
     }
     chat_output_deinit(&o);
     buf_deinit(&rq.kwargs);
@@ -238,7 +231,7 @@ static int render_lines(const struct render *r)
         render_line(r, line, (size_t)n, &out);
         if (out.failed) {
             buf_clear(&out);
-            put_error(&out, "the text is too long to print");
+            json_line_put_error(&out, "the text is too long to print");
         }
         if (fwrite(out.data, 1, out.n_bytes, stdout) != out.n_bytes || fflush(stdout) != 0) {
             break;

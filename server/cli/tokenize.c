@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /* `sluice tokenize`: reads and writes JSON lines, using only the tokenizer's files. */
 #include "server/cli/commands.h"
+#include "server/cli/json_line.h"
 
 #include "engine/base/buf.h"
-#include "engine/base/json_scan.h"
 #include "engine/base/optional.h"
 #include "engine/tokenizer/detok.h"
 #include "engine/tokenizer/tokenizer.h"
@@ -70,19 +70,10 @@ static enum status read_ids(struct json_scan *sc, struct line *line, struct err 
     return OK;
 }
 
-static enum status read_flag(struct json_scan *sc, const char *name, bool *flag, struct err *err)
-{
-    enum json_token t = json_scan_next(sc);
-    if (t != JSON_TOKEN_TRUE && t != JSON_TOKEN_FALSE) {
-        return err_set(err, ERR_INVALID, "\"%s\" must be true or false", name);
-    }
-    *flag = t == JSON_TOKEN_TRUE;
-    return OK;
-}
-
 /* Unknown members are skipped, so that files of other tools can be used. */
-static enum status read_member(struct json_scan *sc, struct line *line, struct err *err)
+static enum status read_member(struct json_scan *sc, void *arg, struct err *err)
 {
+    struct line *line = arg;
     if (json_scan_is(sc, "text")) {
         if (json_scan_next(sc) != JSON_TOKEN_STRING) {
             return err_set(err, ERR_INVALID, "\"text\" must be a string");
@@ -99,46 +90,24 @@ static enum status read_member(struct json_scan *sc, struct line *line, struct e
         return read_ids(sc, line, err);
     }
     if (json_scan_is(sc, "add_special_tokens")) {
-        return read_flag(sc, "add_special_tokens", &line->add_special, err);
+        return json_line_flag(sc, "add_special_tokens", &line->add_special, err);
     }
     if (json_scan_is(sc, "parse_special")) {
-        return read_flag(sc, "parse_special", &line->parse_special, err);
+        return json_line_flag(sc, "parse_special", &line->parse_special, err);
     }
     if (json_scan_is(sc, "skip_special_tokens")) {
-        return read_flag(sc, "skip_special_tokens", &line->skip_special, err);
+        return json_line_flag(sc, "skip_special_tokens", &line->skip_special, err);
     }
     json_scan_skip(sc); // an error is found at the next token
     return OK;
 }
 
-/* Reads a line of input: one JSON object with nothing after it. */
 static enum status read_line(struct line *line, const char *s, size_t n, struct err *err)
 {
-    struct json_scan sc;
-    json_scan_init(&sc, s, n, DEPTH_MAX);
     line->ids.n = 0;
     line->has_text = line->has_ids = line->skip_special = false;
     line->add_special = line->parse_special = true;
-    enum json_token t = json_scan_next(&sc);
-    if (t != JSON_TOKEN_OBJECT) {
-        if (t == JSON_TOKEN_ERROR) {
-            return json_scan_error(&sc, err);
-        }
-        return err_set(err, ERR_INVALID, "the line is not a JSON object");
-    }
-    while ((t = json_scan_next(&sc)) == JSON_TOKEN_KEY) {
-        enum status st = read_member(&sc, line, err);
-        if (st != OK) {
-            if (sc.why) {
-                return json_scan_error(&sc, err);
-            }
-            return st;
-        }
-    }
-    if (t != JSON_TOKEN_OBJECT_END || json_scan_next(&sc) != JSON_TOKEN_END) {
-        return json_scan_error(&sc, err);
-    }
-    return OK;
+    return json_line_read(s, n, DEPTH_MAX, read_member, line, err);
 }
 
 /* ---- answering it ---- */
@@ -245,10 +214,7 @@ static int run(const struct tokenizer *tok, answer_fn *answer)
         }
         if (st != OK || out.failed) {
             buf_clear(&out);
-            const char *why = st == OK ? "the answer is too long" : err.text;
-            buf_puts(&out, "{\"error\":");
-            buf_put_json(&out, why, strlen(why));
-            buf_puts(&out, "}\n");
+            json_line_put_error(&out, st == OK ? "the answer is too long" : err.text);
         }
         fwrite(out.data, 1, out.n_bytes, stdout);
         fflush(stdout);

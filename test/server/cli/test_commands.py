@@ -41,6 +41,18 @@ def test_an_argument_too_many_is_named():
     assert rc != 0 and out == "" and "unexpected argument 'upon'" in err and "quotes" in err
 
 
+@pytest.mark.parametrize("words", [["tokenize"], ["grammar", "--json"], ["render"]])
+def test_a_line_with_an_error_does_not_end_the_others(words):
+    good = {"text": "a", "regex": "a", "strings": ["a"], "messages": [{"role": "user", "content": "a"}]}
+    lines = [json.dumps(good), "[1]", "{", json.dumps(good) + " x", '{"x": [}', json.dumps(good)]
+    done = subprocess.run([SLUICE, *words, DEMO], input="\n".join(lines), capture_output=True, text=True, timeout=60)
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert done.returncode == 0 and [list(a) == ["error"] for a in answers] == [False, True, True, True, True, False]
+    for answer, error in zip(answers[1:5], ["the line is not a JSON object", "the text ends too early at byte ",
+                                            "there is text after the value at byte %d" % (len(lines[0]) + 1), "a value was expected at byte 7"]):
+        assert answer["error"].startswith(error)
+
+
 BROKEN = {"no config.json": {}, "ends too early": {"config.json": "{"},
           "model_type 'no-such-model' is not": {"config.json": json.dumps({"model_type": "no-such-model"})}}
 
