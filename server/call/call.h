@@ -119,9 +119,10 @@ struct call_server {
     uint64_t next_seed;
     bool told_stripped; // the log already says that lines are removed from prompts
     bool in_drain; // the engine or one call is being drained: calls that end are freed afterwards
-    struct call *dead;  // calls that ended during the drain, by next_dead
-    struct buf scratch; // used by one callback at a time
-    uint64_t n_lost;    // buf_n_lost when the callback began; if it grew, an answer is incomplete
+    struct call *dead;     // calls that ended during the drain, by next_dead
+    struct buf scratch;    // used by one callback at a time
+    size_t max_part_bytes; // of a part of a choice (its text, its logprobs, ...) that is collected
+    uint64_t n_lost; // buf_n_lost when the callback began; if it grew, an answer is incomplete
 };
 
 /* Receives a call's answer. Exactly one of the four functions that end an answer (end, whole,
@@ -280,6 +281,7 @@ void call_observe(struct call *c, enum call_measure what, double v);
 void call_choice_init(struct call_choice *ch, struct call *c, int32_t index,
                       struct engine_request *r, int32_t sample);
 void call_choice_deinit(struct call_choice *ch);
+bool call_choice_is_cut(struct call_choice *ch); // a part has reached its limit
 /* Takes new tokens; in a stream as many as the sink has room for, and the rest in a later call of
  * this function. True if the choice has ended. */
 bool call_choice_progress(struct call_choice *ch, int64_t now_ns);

@@ -74,6 +74,18 @@ static void tell_prompt(struct call_choice *ch)
     }
 }
 
+/* Fails the call if a part of its answer has reached the limit. */
+static bool is_too_large(struct call *c, struct call_choice *ch)
+{
+    struct call_error e = {0};
+    if (!call_choice_is_cut(ch)) {
+        return false;
+    }
+    call_error_answer_too_large(&e);
+    call_fail(c, &e);
+    return true;
+}
+
 /* Takes the engine's output for one request. A sink that is full gets nothing more: call_on_room
  * resumes it, even if the engine has finished the request. */
 static void progress(struct call *c, struct engine_request *r, int64_t now_ns)
@@ -87,7 +99,7 @@ static void progress(struct call *c, struct engine_request *r, int64_t now_ns)
         }
         int32_t before = ch->n_taken;
         bool ended = call_choice_progress(ch, now_ns);
-        if (call_lacks_memory(c)) {
+        if (call_lacks_memory(c) || is_too_large(c, ch)) {
             return;
         }
         if (!c->first_token && ch->n_taken > before) {

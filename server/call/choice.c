@@ -12,10 +12,9 @@
 #include <string.h>
 
 enum {
-    TEXT_MAX_BYTES = 256 << 20,
-    EVENT_BYTES = 32 << 10, // arbitrary: pending output is sent at this size, to notice a full
-                            // stream
-};
+    EVENT_BYTES = 32 << 10
+}; // arbitrary: pending output is sent at this size, to notice a full
+   // stream
 
 /* Output of `kind` begins: passes pending output of another kind to the format. */
 static void become(struct call_choice *ch, enum call_pending kind)
@@ -131,6 +130,17 @@ static void on_arguments(void *arg, const char *text, size_t n_bytes)
 
 static const struct tool_sink SINK = {on_text, on_reasoning, on_call, on_arguments, NULL};
 
+enum { N_PARTS = 10 };
+
+/* The buffers in which a whole answer is collected, and a stream's events until they are sent. */
+static void parts_of(struct call_choice *ch, struct buf *parts[N_PARTS])
+{
+    struct buf *all[N_PARTS] = {&ch->content,  &ch->reasoning, &ch->arguments, &ch->custom,
+                                &ch->calls,    &ch->logprobs,  &ch->ids,       &ch->lists[0],
+                                &ch->lists[1], &ch->lists[2]};
+    memcpy(parts, all, sizeof all);
+}
+
 /* Every buffer has a limit, so that an endless answer fails instead of filling memory. */
 void call_choice_init(struct call_choice *ch, struct call *c, int32_t index,
                       struct engine_request *r, int32_t sample)
@@ -143,30 +153,32 @@ void call_choice_init(struct call_choice *ch, struct call *c, int32_t index,
     ch->sample = sample;
     ch->stop_id = -1;
     output_init(&ch->output, &c->request.output, &sink);
-    buf_init(&ch->content, TEXT_MAX_BYTES);
-    buf_init(&ch->reasoning, TEXT_MAX_BYTES);
-    buf_init(&ch->arguments, TEXT_MAX_BYTES);
-    buf_init(&ch->custom, TEXT_MAX_BYTES);
-    buf_init(&ch->calls, TEXT_MAX_BYTES);
-    buf_init(&ch->logprobs, TEXT_MAX_BYTES);
-    buf_init(&ch->ids, TEXT_MAX_BYTES);
-    for (int i = 0; i < 3; i++) {
-        buf_init(&ch->lists[i], TEXT_MAX_BYTES);
+    struct buf *parts[N_PARTS];
+    parts_of(ch, parts);
+    for (int i = 0; i < N_PARTS; i++) {
+        buf_init(parts[i], c->server->max_part_bytes);
     }
+}
+
+bool call_choice_is_cut(struct call_choice *ch)
+{
+    struct buf *parts[N_PARTS];
+    parts_of(ch, parts);
+    for (int i = 0; i < N_PARTS; i++) {
+        if (parts[i]->failed) {
+            return true;
+        }
+    }
+    return false;
 }
 
 void call_choice_deinit(struct call_choice *ch)
 {
     output_deinit(&ch->output);
-    buf_deinit(&ch->content);
-    buf_deinit(&ch->reasoning);
-    buf_deinit(&ch->arguments);
-    buf_deinit(&ch->custom);
-    buf_deinit(&ch->calls);
-    buf_deinit(&ch->logprobs);
-    buf_deinit(&ch->ids);
-    for (int i = 0; i < 3; i++) {
-        buf_deinit(&ch->lists[i]);
+    struct buf *parts[N_PARTS];
+    parts_of(ch, parts);
+    for (int i = 0; i < N_PARTS; i++) {
+        buf_deinit(parts[i]);
     }
 }
 

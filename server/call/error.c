@@ -36,6 +36,13 @@ bool call_error_no_memory(struct call_error *e)
         "The server does not have enough memory for the answers of this request at the moment.");
 }
 
+bool call_error_answer_too_large(struct call_error *e)
+{
+    return call_error_set(e, 400, "invalid_value", "max_tokens",
+                          "The answers that this request asks for would not fit in memory; ask for "
+                          "fewer or shorter ones, or for fewer logprobs.");
+}
+
 bool call_error_missing(struct call_error *e, const char *param)
 {
     return call_error_set(e, 400, "missing_required_parameter", param,

@@ -26,7 +26,8 @@ struct call_error {
 /* All return false, so that `return call_error_set(...)` reads well. */
 bool call_error_set(struct call_error *e, int status, const char *code, const char *param,
                     const char *fmt, ...) PRINTF_LIKE(5, 6);
-bool call_error_no_memory(struct call_error *e); // 503 out_of_memory
+bool call_error_no_memory(struct call_error *e);        // 503 out_of_memory
+bool call_error_answer_too_large(struct call_error *e); // 400, found before or while it is made
 bool call_error_missing(struct call_error *e, const char *param);
 bool call_error_empty(struct call_error *e, const char *param); // 400 empty_array
 /* 400 unsupported_value: `what`, such as "content parts", has another type than text, such as an

@@ -344,14 +344,19 @@ void call_event(struct call *c, const char *name, const struct buf *json)
     }
 }
 
-static void lack_memory(struct call *c, struct call_error *e)
+/* The error of an answer with a part missing: memory ran out, or a buffer has reached its limit. */
+static void part_missing(struct call *c, struct call_error *e)
 {
-    call_error_no_memory(e);
+    if (buf_n_lost() != c->server->n_lost) {
+        call_error_no_memory(e);
+    } else {
+        call_error_answer_too_large(e);
+    }
     c->record.error = e->code;
     c->record.finish = "error";
 }
 
-/* Sends a whole answer, unless part of it was lost because memory ran out. */
+/* Sends a whole answer, unless a part of it is missing. */
 void call_whole(struct call *c, struct buf *json)
 {
     struct call_error e = {0};
@@ -360,7 +365,7 @@ void call_whole(struct call *c, struct buf *json)
         return;
     }
     buf_deinit(json);
-    lack_memory(c, &e);
+    part_missing(c, &e);
     c->sink->error(c, &e);
 }
 
@@ -372,7 +377,7 @@ void call_end_stream(struct call *c, bool done)
         c->sink->end(c, done);
         return;
     }
-    lack_memory(c, &e);
+    part_missing(c, &e);
     if (c->format->error) {
         c->format->error(c, &e);
         c->sink->end(c, false);

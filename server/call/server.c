@@ -4,12 +4,12 @@
 
 #include "engine/base/hash.h"
 
-enum { SCRATCH_MAX_BYTES = 1 << 30 };
+enum { SCRATCH_MAX_BYTES = 1 << 30, PART_MAX_BYTES = 256 << 20 };
 
 void call_server_init(struct call_server *s, const struct config *config,
                       const struct call_host *host)
 {
-    *s = (struct call_server){.config = config, .host = host};
+    *s = (struct call_server){.config = config, .host = host, .max_part_bytes = PART_MAX_BYTES};
     s->queue_tail = &s->queue;
     s->template_tail = &s->template_queue;
     s->next_seed = hash_process_key() ^ (uint64_t)config->seed;

@@ -15,14 +15,6 @@
 
 enum { OUTPUT_MAX_BYTES = 1 << 30 };
 
-/* Sets the error for a request that needs more memory than a call may have. */
-static bool too_large(struct call_error *e)
-{
-    return call_error_set(e, 400, "invalid_value", "max_tokens",
-                          "The answers that this request asks for would not fit in memory; ask for "
-                          "fewer or shorter ones, or for fewer logprobs.");
-}
-
 /* One block for the outputs of all samples: tokens, then logprobs with their lists. */
 static bool make_outputs(struct call *c, struct call_error *e)
 {
@@ -36,7 +28,7 @@ static bool make_outputs(struct call *c, struct call_error *e)
         size_t room = ((size_t)r->prompts[i].max_tokens + 2) & ~(size_t)1;
         total += n * (room * per + sizeof(struct engine_output) + 64);
         if (total > OUTPUT_MAX_BYTES) {
-            return too_large(e);
+            return call_error_answer_too_large(e);
         }
     }
     c->memory = calloc(1, total);
@@ -133,7 +125,7 @@ static bool make_requests(struct call *c, struct call_error *e)
             size_t bytes = n_vectors * (size_t)r->model->info->hidden * sizeof(float);
             total += bytes;
             if (total > OUTPUT_MAX_BYTES) {
-                return too_large(e);
+                return call_error_answer_too_large(e);
             }
             q->pooled = mem_try_calloc(1, bytes);
             if (!q->pooled) {

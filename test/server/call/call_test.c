@@ -4,31 +4,9 @@
 #include "server/call/format.h"
 
 #include "engine/base/clock.h"
-#include "engine/base/mem.h"
 #include "server/cli/config_load.h"
 #include "test/engine/bed.h"
-
-/* The fails_in-th append from now fails for lack of memory. Allocations by xrealloc do not count,
- * because they abort on failure. */
-static int fails_in, pending_fails; // pending_fails: the value for the next call
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-static const bool can_fail = false;
-#else
-static const bool can_fail = true;
-void *__libc_realloc(void *p, size_t n_bytes);
-
-void *realloc(void *p, size_t n_bytes)
-{
-    enum { CODE_BYTES = 64 }; // more than xrealloc's machine code has
-    uintptr_t from = (uintptr_t)__builtin_return_address(0);
-    bool aborts = from - (uintptr_t)xrealloc < CODE_BYTES;
-    if (!aborts && fails_in > 0 && --fails_in == 0) {
-        return NULL;
-    }
-    return __libc_realloc(p, n_bytes);
-}
-#endif
+#include "test/server/call/failing_append.h"
 
 /* A call and the output that its sink received. The sinks below check the order of their own calls:
  * at most one ending, no events after it, `over` exactly once and last. */
@@ -290,6 +268,27 @@ TEST(every_endpoint_answers_a_line_whole)
         CHECK(has(&t, cases[i].object) && has(&t, cases[i].id));
         CHECK(t.answer.n_bytes > 0 && t.answer.data[t.answer.n_bytes - 1] == '}');
         CHECK(t.call.record.n_prompt_tokens > 0);
+        buf_deinit(&t.answer);
+    }
+    close_server();
+}
+
+/* An answer of which a part is larger than a part may be ends with an error, at once. */
+TEST(an_answer_that_is_too_large_is_an_error)
+{
+    static const char prompt[] =
+        "{\"prompt\":\"a\",\"max_tokens\":40,\"ignore_eos\":true,\"logprobs\":5}";
+    static const char chat[] = "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],"
+                               "\"max_tokens\":40,\"ignore_eos\":true,\"logprobs\":true}";
+    REQUIRE(open_server(0, false));
+    server.max_part_bytes = 300;
+    for (int i = 0; i < 2; i++) {
+        struct taken t;
+        take(&t, &line_sink, i ? KIND_CHAT : KIND_COMPLETIONS, i ? chat : prompt);
+        turns_until(&t.n_over, 0);
+        CHECK_EQ(t.error.status, 400);
+        CHECK(strstr(t.error.message, "not fit in memory") && t.answer.n_bytes == 0);
+        CHECK(call_usage_of(&t.call).completion < 40);
         buf_deinit(&t.answer);
     }
     close_server();
