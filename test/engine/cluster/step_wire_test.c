@@ -17,6 +17,8 @@ static const struct scheduler_limits limits = {.max_rows = ROWS,
                                                .n_blocks = BLOCKS,
                                                .block_tokens = 4,
                                                .max_blocks_per_lane = 17,
+                                               .n_pages = 9,
+                                               .window = 8,
                                                .state_block = 8,
                                                .state_ahead = 3,
                                                .n_snapshots = 5,
@@ -37,7 +39,8 @@ static enum status decode(struct step *st, const void *bytes, size_t n_bytes)
 }
 
 /* Arrays that the step points to rather than contains; the decoder must copy them. */
-static const int32_t blocks[] = {3, 19, 0}, prompt[] = {1, 2, 49}, generated[] = {7};
+static const int32_t blocks[] = {3, 19, 0}, pages[] = {8, 0, 5}, prompt[] = {1, 2, 49},
+                     generated[] = {7};
 static const int32_t stops[] = {4}, allowed[] = {1, 2, 3}, lengths[] = {1, 2}, bad[] = {9, 8, 7};
 static const struct logit_bias bias[] = {{5, -1.5f}};
 static uint64_t mask[ROWS * TREE_MASK_WORDS];
@@ -152,6 +155,11 @@ static void fill(struct step *st)
     fill_lanes(st);
     st->n_copies = 1;
     st->copies[0] = (struct block_copy){4, 5};
+    st->n_page_updates = 2;
+    st->page_updates[0] = (struct page_update){2, 14, 3, pages};
+    st->page_updates[1] = (struct page_update){3, 0, 1, pages};
+    st->n_page_copies = 1;
+    st->page_copies[0] = (struct block_copy){8, 7};
     st->n_state_copies = 3;
     st->state_copies[0] = (struct state_copy){1, LANES + 4, 16};
     st->state_copies[1] = (struct state_copy){1, 3, 13};
@@ -187,6 +195,9 @@ TEST(a_step_arrives_as_it_was_sent)
     CHECK_EQ(got.pass.n_masks, 2);
     CHECK_EQ(got.pass.masks[3], 0x80000000u);
     CHECK_EQ(got.draws[0].mask, 2);
+    CHECK(got.n_page_updates == 2 && got.page_updates[0].first == 14 && got.page_updates[0].n == 3);
+    CHECK_EQ(got.page_updates[0].pages[2], 5);
+    CHECK(got.n_page_copies == 1 && got.page_copies[0].from == 8 && got.page_copies[0].to == 7);
     CHECK_EQ(got.n_state_copies, 3);
     CHECK(got.state_copies[1].to == 3 && got.state_copies[1].pos == 13);
     CHECK(got.pass.n_keeps == 1 && got.pass.keeps[0].slot == LANES + 1);
@@ -322,6 +333,24 @@ static void check_pass(const struct pass *p, int32_t max_rows, int32_t max_out, 
     }
 }
 
+static void check_pages(const struct step *st)
+{
+    CHECK(st->n_page_updates <= max_page_grants(&limits) &&
+          st->n_page_copies <= max_page_copies(&limits));
+    for (int32_t i = 0; i < st->n_page_updates; i++) {
+        const struct page_update *u = &st->page_updates[i];
+        CHECK(u->lane >= 0 && u->lane < LANES && u->first >= 0 && u->n >= 0 &&
+              u->first + u->n <= limits.max_blocks_per_lane);
+        for (int32_t k = 0; k < u->n; k++) {
+            CHECK(u->pages[k] >= 0 && u->pages[k] < limits.n_pages);
+        }
+    }
+    for (int32_t i = 0; i < st->n_page_copies; i++) {
+        const struct block_copy *c = &st->page_copies[i];
+        CHECK(c->from >= 0 && c->from < limits.n_pages && c->to >= 0 && c->to < limits.n_pages);
+    }
+}
+
 /* States are addressed by slot: lanes first, then snapshots. A copy from a snapshot goes
  * to a lane, at a multiple of the state's block. */
 static void check_states(const struct step *st)
@@ -365,6 +394,7 @@ TEST(any_word_changed_is_refused_or_within_bounds)
                 for (int32_t i = 0; i < got.n_draft_passes; i++) {
                     check_pass(&got.draft[i].pass, i == 0 ? ROWS : LANES, LANES, LANES);
                 }
+                check_pages(&got);
                 check_states(&got);
                 for (int32_t i = 0; i < got.n_lanes; i++) {
                     const struct lane_update *u = &got.lanes[i];

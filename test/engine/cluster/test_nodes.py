@@ -229,6 +229,18 @@ def test_recurrent_states_travel_with_the_steps(how):
     assert sum(a["usage"]["cached_tokens"] for a in answers) > 0
 
 
+@pytest.mark.parametrize("how", ["plain", "dynamic tree"])
+def test_pages_of_windows_travel_with_the_steps(how):
+    family = "gpt-oss"
+    more = cube.drafts(family)[how] + cube.CHUNKS["chunked"] + cube.PAGES["chunked"] + ["--block-size", "16"]
+    want = [cube.essence(a) for a in golden.generate(family, cube.requests(), "--no-enable-prefix-caching")]
+    port = free_port()
+    with followers(os.path.join(golden.GOLDEN, family), port, 2, 2, more):
+        answers = golden.generate(family, cube.requests(), *flags(port, 0, 2, 2), *more, "--threads", "1")
+    cube.check_same(answers, want, how)
+    assert sum(a["usage"]["recomputed_tokens"] for a in answers) > 0
+
+
 def golden_heads(model):
     with open(os.path.join(model, "config.json")) as f:
         return json.load(f)["num_attention_heads"]
