@@ -445,6 +445,7 @@ const struct option_alias option_aliases[] = {
     {"cache-type-k", "kv-cache-dtype"},
     {"ctv", "kv-cache-dtype"},
     {"cache-type-v", "kv-cache-dtype"},
+    {"swa-full", "disable-hybrid-kv-cache-manager"},
     {"hf-repo", "model"},
     {"hf", "model"},
     {"hfr", "model"},

@@ -72,7 +72,6 @@ const struct vllm_flag llama_flags[] = {
      .alias = "fa"},
 
     /* The context and the cache. */
-    {FLAG("swa-full", TAKES_NOTHING, "see --disable-hybrid-kv-cache-manager")},
     {FLAG("defrag-thold", TAKES_VALUE, "the KV cache is always paged"), .alias = "dt"},
     {FLAG("kv-unified", TAKES_NOTHING, "the KV cache is always paged"), .alias = "kvu"},
     {FLAG("no-kvu", TAKES_NOTHING, "the KV cache is always paged")},
