@@ -10,6 +10,7 @@
 /* Chosen: the pages suffice for sequences of this many windows, or of LEAST_TOKENS if those are
  * longer. Shorter ones need more pages for their blocks, longer ones fewer. */
 enum { WINDOWS = 4, LEAST_TOKENS = 1024 };
+enum { ROWS = 512 }; // chosen: fewer leave a GPU's units idle
 
 /* Chosen: pages of their own must make room for this many times the tokens, because hits may become
  * shorter. */
@@ -94,6 +95,7 @@ static struct scheduler_limits limits_of(const struct engine *e)
                                      .chunked = e->options.enable_chunked_prefill,
                                      .window = e->windows.window,
                                      .window_chunk = e->windows.chunk,
+                                     .window_rows = engine_option(e->options.window_rows, ROWS),
                                      .n_pages = 1};
 }
 
@@ -213,5 +215,6 @@ void engine_windows_limits(const struct engine *e, struct scheduler_limits *out)
         out->n_pages = w->n_pages;
         out->window = w->window;
         out->window_chunk = w->chunk;
+        out->window_rows = limits_of(e).window_rows;
     }
 }

@@ -47,6 +47,7 @@ struct engine_options {
     /* For models with layers that see only a window. window_pages: number of their own pages; 0: as
      * memory allows. disable_hybrid_kv_cache_manager: none, so they keep all tokens. */
     int32_t window_pages;
+    int32_t window_rows; // rows for which each sequence has pages; 0: 512
     bool disable_hybrid_kv_cache_manager;
     bool enable_prefix_caching, enable_chunked_prefill;
     bool disable_cascade_attn; // read a shared prefix once per sequence

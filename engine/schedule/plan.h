@@ -24,8 +24,9 @@ struct scheduler_limits {
 
     /* For layers that see only the last `window` positions, or those of their own row's chunk of
      * `window_chunk` positions (0: there are no such layers), and whose pages are counted
-     * separately. n_pages 0: all layers keep all positions. */
-    int32_t n_pages, window, window_chunk;
+     * separately. n_pages 0: all layers keep all positions. window_rows: see
+     * windows_least_rows. */
+    int32_t n_pages, window, window_chunk, window_rows;
 
     /* For models with recurrent state (backend.h). state_block: positions between boundaries (0: no
      * state); state_ahead: the state set's max_ahead; state_interval: tokens between periodic
@@ -131,8 +132,7 @@ static inline int32_t windows_first(const struct scheduler_limits *l, int32_t po
  * are any; without chunked prefill it needs them all at once. */
 static inline int32_t windows_least_rows(const struct scheduler_limits *l)
 {
-    enum { LEAST = 512 }; // chosen: fewer leave a GPU's units idle
-    return l->chunked ? lesser(l->max_rows, LEAST) : l->max_rows;
+    return l->chunked ? lesser(l->max_rows, l->window_rows) : l->max_rows;
 }
 
 /* The pages that n_rows rows can see and write at a time. */

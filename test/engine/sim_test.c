@@ -78,8 +78,10 @@ static void draw_windows(struct sim *s, struct engine_options *o)
                                        .block_tokens = o->block_size,
                                        .chunked = o->enable_chunked_prefill,
                                        .window = models[i].window,
-                                       .window_chunk = models[i].chunk};
+                                       .window_chunk = models[i].chunk,
+                                       .window_rows = 1 + (int32_t)draw(s, 12)};
     o->model = models[i].model;
+    o->window_rows = l.window_rows;
     o->window_pages = windows_least_pages(&l) + (int32_t)draw(s, 40) / o->block_size;
 }
 

@@ -146,6 +146,31 @@ TEST(a_group_may_read_the_table_of_any_member)
     stop(&b);
 }
 
+/* A chunk is as large as the pages that are left allow, but these stay available to others. */
+TEST(a_prompt_gets_pages_that_are_left)
+{
+    static struct bed b;
+    struct engine_options o = windowed(&b, 200, 40);
+    o.window_rows = 4;
+    o.max_num_batched_tokens = 120;
+    REQUIRE(start(&b, &o));
+    make(0, 1, 300, 100);
+    submit(&b, &requests[0]);
+    engine_turn(b.e); // alone it gets whole steps
+    CHECK_EQ(b.e->scheduler.order.next->n_computed, 120);
+    for (int32_t i = 1; i < 4; i++) {
+        make(i, 50 * i, 280, 60);
+        submit(&b, &requests[i]);
+    }
+    run(&b, 4, 500);
+    for (int32_t i = 0; i < 4; i++) {
+        check_answer(i);
+        CHECK_EQ(requests[i].r.n_preemptions, 0); // four windows fit, if nobody keeps more
+    }
+    CHECK_EQ(b.control.n_wrong, 0);
+    stop(&b);
+}
+
 /* With the fewest pages possible, sequences run one after the other or preempt each other, and all
  * of them end. */
 TEST(the_fewest_pages_suffice)
@@ -153,8 +178,11 @@ TEST(the_fewest_pages_suffice)
     for (int32_t n_more = 0; n_more <= 12; n_more += 3) {
         static struct bed b;
         b = (struct bed){0};
-        const struct scheduler_limits l = {
-            .max_rows = ROWS, .block_tokens = BLOCK, .chunked = true, .window = WINDOW};
+        const struct scheduler_limits l = {.max_rows = ROWS,
+                                           .block_tokens = BLOCK,
+                                           .chunked = true,
+                                           .window = WINDOW,
+                                           .window_rows = ROWS};
         struct engine_options o = windowed(&b, 160, windows_least_pages(&l) + n_more);
         REQUIRE(start(&b, &o));
         for (int32_t i = 0; i < 6; i++) {
@@ -177,8 +205,11 @@ TEST(the_fewest_pages_suffice)
 TEST(fewer_pages_are_refused)
 {
     static struct bed b;
-    const struct scheduler_limits l = {
-        .max_rows = ROWS, .block_tokens = BLOCK, .chunked = true, .window = WINDOW};
+    const struct scheduler_limits l = {.max_rows = ROWS,
+                                       .block_tokens = BLOCK,
+                                       .chunked = true,
+                                       .window = WINDOW,
+                                       .window_rows = ROWS};
     struct engine_options o = windowed(&b, 100, windows_least_pages(&l) - 1);
     struct err err;
     CHECK_EQ(engine_open(&o, &b.e, &err), ERR_INVALID);
