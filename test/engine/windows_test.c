@@ -171,6 +171,27 @@ TEST(a_prompt_gets_pages_that_are_left)
     stop(&b);
 }
 
+/* The answer's window is still growing while the chunks of a later prompt take all other pages. */
+TEST(a_growing_answer_preempts_no_prompt)
+{
+    static struct bed b;
+    struct engine_options o = windowed(&b, 200, 36);
+    o.window_rows = 4;
+    o.max_num_batched_tokens = 120;
+    REQUIRE(start(&b, &o));
+    make(0, 1, 5, 60);
+    make(1, 7, 390, 5);
+    submit(&b, &requests[0]);
+    engine_turn(b.e);
+    submit(&b, &requests[1]);
+    run(&b, 2, 500);
+    check_answer(0);
+    check_answer(1);
+    CHECK_EQ(requests[1].r.n_preemptions, 0);
+    CHECK_EQ(b.control.n_wrong, 0);
+    stop(&b);
+}
+
 /* With the fewest pages possible, sequences run one after the other or preempt each other, and all
  * of them end. */
 TEST(the_fewest_pages_suffice)
