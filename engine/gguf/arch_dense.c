@@ -308,6 +308,7 @@ static const struct arch rows[] = {
     {.name = "seed_oss", .model_type = "seed_oss"},
     {.name = "ernie4_5", .model_type = "ernie4_5", .more = more_ernie},
     {.name = "hunyuan-dense", .model_type = "hunyuan_v1_dense"},
+    {.name = "exaone", .model_type = "exaone"},
     {.name = "exaone4", .model_type = "exaone4", .more = more_exaone4},
     {.name = "cohere2", .model_type = "cohere2", .renames = logit_scale, .more = more_cohere2},
 };

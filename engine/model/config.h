@@ -167,6 +167,7 @@ struct model_config {
      * table has first_position other rows before them. */
     int32_t n_positions, first_position;
 
+    int32_t n_other_embeds; // rows of the embedding's table that no id of a text has
     float embed_scale, residual_scale, logit_scale, final_softcap;
     // Each overrides residual_scale; 0: does not.
     float attn_out_scale, state_out_scale;

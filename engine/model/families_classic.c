@@ -2,8 +2,10 @@
 /* The families before Llama: LayerNorm with biases, an MLP without a gate, and either learned
  * positions or a rope on part of each head. */
 #include "engine/base/json.h"
+#include "engine/base/optional.h"
 #include "engine/model/family_parts.h"
 
+#include <math.h>
 #include <string.h>
 
 #define GPT2_NAMES                                                                                 \
@@ -13,6 +15,16 @@
 static const struct tensor_names gpt2_names = {
     GPT2_NAMES,         .positions = "model.wpe", .ffn_norm = "ln_2",  .qkv = "attn.c_attn",
     .o = "attn.c_proj", .up = "mlp.c_fc",         .down = "mlp.c_proj"};
+
+static const struct tensor_names gpt_neo_names = {GPT2_NAMES,
+                                                  .positions = "model.wpe",
+                                                  .ffn_norm = "ln_2",
+                                                  .q = "attn.attention.q_proj",
+                                                  .k = "attn.attention.k_proj",
+                                                  .v = "attn.attention.v_proj",
+                                                  .o = "attn.attention.out_proj",
+                                                  .up = "mlp.c_fc",
+                                                  .down = "mlp.c_proj"};
 
 static const struct tensor_names gptj_names = {
     GPT2_NAMES,           .q = "attn.q_proj", .k = "attn.k_proj",  .v = "attn.v_proj",
@@ -32,6 +44,17 @@ static const struct tensor_names opt_names = {QKV_NAMES,
                                               .o = "self_attn.out_proj",
                                               .up = "fc1",
                                               .down = "fc2"};
+
+static const struct tensor_names biogpt_names = {QKV_NAMES,
+                                                 .embed = "model.embed_tokens",
+                                                 .positions = "model.embed_positions",
+                                                 .final_norm = "model.layer_norm",
+                                                 .head = "output_projection",
+                                                 .attn_norm = "self_attn_layer_norm",
+                                                 .ffn_norm = "final_layer_norm",
+                                                 .o = "self_attn.out_proj",
+                                                 .up = "fc1",
+                                                 .down = "fc2"};
 
 static const struct tensor_names neox_names = {.embed = "model.embed_in",
                                                .final_norm = "model.final_layer_norm",
@@ -116,6 +139,56 @@ static enum status read_gpt2(const struct json *j, struct model_config *c, struc
     TRY(family_must_be(j, "scale_attn_by_inverse_layer_idx", false, err));
     c->turned = !json_get_bool(j, "matrices_by_output", false);
     return read_gpt(j, c, err);
+}
+
+/* The layers' kinds, in runs: a list of kinds, and how often it is repeated. */
+static enum status read_attention_types(const struct json *j, int32_t window,
+                                        struct model_config *c, struct err *err)
+{
+    int32_t at = 0;
+    for (const struct json *run = json_first(json_get(j, "attention_types")); run;
+         run = json_next(run)) {
+        const struct json *kinds = json_first(run);
+        int64_t times = 0;
+        json_int64(kinds ? json_next(kinds) : NULL, &times);
+        for (int64_t i = 0; i < times && at <= c->n_layers; i++) {
+            for (const struct json *kind = json_first(kinds); kind; kind = json_next(kind), at++) {
+                const bool local = strcmp(or_empty(json_string(kind)), "local") == 0;
+                if (at < c->n_layers) {
+                    c->layers[at].window = local ? window : 0;
+                    c->layers[at].rope = -1;
+                }
+            }
+        }
+    }
+    if (at != c->n_layers) {
+        return err_set(err, ERR_FORMAT, "config.json: attention_types does not describe %d layers",
+                       c->n_layers);
+    }
+    return OK;
+}
+
+/* Scores are not divided, and layers with local attention have a window. */
+static enum status read_gpt_neo(const struct json *j, struct model_config *c, struct err *err)
+{
+    int32_t window = 0;
+    TRY(classic(j, "layer_norm_epsilon", true, c, err));
+    TRY(family_size(j, "window_size", MAX_POSITIONS, &window, err));
+    learned_positions(c, 0);
+    c->q_bias = false;
+    c->attn_scale = 1.0f;
+    return read_attention_types(j, window, c, err);
+}
+
+/* OPT's layers with scaled embeddings. */
+static enum status read_biogpt(const struct json *j, struct model_config *c, struct err *err)
+{
+    TRY(classic(j, "layer_norm_eps", true, c, err));
+    c->norm_eps = 1e-5f; // whatever the config says
+    c->embed_scale = json_get_bool(j, "scale_embedding", true) ? sqrtf((float)c->hidden) : 1.0f;
+    c->tied = true;
+    learned_positions(c, 2);
+    return OK;
 }
 
 /* All heads share one key head, or each has its own, beside its queries in the fused tensor. */
@@ -253,6 +326,17 @@ static const struct family rows[] = {
      "{\"eos_token_id\":50256,\"hidden_act\":\"gelu_pytorch_tanh\","
      "\"max_position_embeddings\":1024,\"tie_word_embeddings\":true," GPT2_KEYS "}",
      read_gpt_bigcode},
+    {"gpt_neo", &gpt_neo_names,
+     "{\"eos_token_id\":50256,\"hidden_act\":\"gelu_new\",\"max_position_embeddings\":2048,"
+     "\"tie_word_embeddings\":true,\"window_size\":256,"
+     "\"attention_types\":[[[\"global\",\"local\"],12]],"
+     "\"other_keys\":{\"num_layers\":\"num_hidden_layers\",\"num_heads\":\"num_attention_heads\","
+     "\"activation_function\":\"hidden_act\"}}",
+     read_gpt_neo},
+    {"biogpt", &biogpt_names,
+     "{\"eos_token_id\":2,\"hidden_act\":\"gelu\",\"max_position_embeddings\":1024,"
+     "\"tie_word_embeddings\":true}",
+     read_biogpt},
     {"opt", &opt_names,
      "{\"eos_token_id\":2,\"hidden_act\":\"relu\",\"tie_word_embeddings\":true,"
      "\"other_keys\":{\"ffn_dim\":\"intermediate_size\",\"activation_function\":\"hidden_act\"}}",

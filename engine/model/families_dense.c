@@ -47,6 +47,21 @@ static const struct tensor_names bitnet_names = {BASE_NAMES, QKV_NAMES, FFN_NAME
                                                  .o_norm = "self_attn.attn_sub_norm",
                                                  .down_norm = "mlp.ffn_sub_norm"};
 
+/* EXAONE 3 has GPT-2's names of Llama's modules. */
+static const struct tensor_names exaone_names = {.layers = "h.",
+                                                 .embed = "model.wte",
+                                                 .final_norm = "model.ln_f",
+                                                 .head = "lm_head",
+                                                 .attn_norm = "ln_1",
+                                                 .ffn_norm = "ln_2",
+                                                 .q = "attn.attention.q_proj",
+                                                 .k = "attn.attention.k_proj",
+                                                 .v = "attn.attention.v_proj",
+                                                 .o = "attn.attention.out_proj",
+                                                 .gate = "mlp.c_fc_0",
+                                                 .up = "mlp.c_fc_1",
+                                                 .down = "mlp.c_proj"};
+
 /* GLM as it was before it got sandwich norms (model_type "glm"). */
 static const struct tensor_names glm_names = {BASE_NAMES, QKV_NAMES, .gate_up = "mlp.gate_up_proj",
                                               .down = "mlp.down_proj"};
@@ -133,6 +148,27 @@ static enum status read_qwen3(const struct json *j, struct model_config *c, stru
     c->q_bias = c->o_bias = json_get_bool(j, "attention_bias", false);
     c->qk_norm = QK_NORM_HEAD;
     qwen_windows(j, c);
+    return OK;
+}
+
+/* Layers with attention to an image do nothing in a text without images. */
+static enum status read_mllama(const struct json *j, struct model_config *c, struct err *err)
+{
+    static const char key[] = "cross_attention_layers";
+    for (const struct json *v = json_first(json_get(j, key)); v; v = json_next(v)) {
+        int64_t layer;
+        if (json_int64(v, &layer) && layer < c->n_layers) {
+            c->layers[layer].kv = -1;
+            c->layers[layer].no_ffn = true;
+        }
+    }
+    while (c->n_layers > 0 && c->layers[c->n_layers - 1].no_ffn) {
+        c->n_layers--;
+    }
+    if (c->n_layers == 0) {
+        return err_set(err, ERR_FORMAT, "config.json: %s has all layers", key);
+    }
+    c->n_other_embeds = 8; // for images
     return OK;
 }
 
@@ -399,6 +435,16 @@ static const struct family rows[] = {
      "500000,"
      "\"num_key_value_heads\":5}",
      read_bitnet},
+    {"exaone", &exaone_names,
+     "{\"eos_token_id\":361,\"rms_norm_eps\":1e-5,\"num_key_value_heads\":8,\"rope_theta\":500000,"
+     "\"max_position_embeddings\":4096,\"other_keys\":{\"num_layers\":\"num_hidden_layers\","
+     "\"layer_norm_epsilon\":\"rms_norm_eps\",\"activation_function\":\"hidden_act\"}}",
+     read_llama},
+    {"mllama_text_model", &llama_names,
+     "{\"eos_token_id\":128001,\"rms_norm_eps\":1e-5,\"num_key_value_heads\":8,"
+     "\"rope_theta\":500000,\"max_position_embeddings\":131072,"
+     "\"cross_attention_layers\":[3,8,13,18,23,28,33,38]}",
+     read_mllama},
     {"seed_oss", &llama_names,
      "{\"eos_token_id\":2,"
      "\"num_key_value_heads\":8,\"head_dim\":128,\"max_position_embeddings\":524288}",
@@ -410,6 +456,10 @@ static const struct family rows[] = {
      read_ernie},
     {"hunyuan_v1_dense", &hunyuan_names,
      "{\"eos_token_id\":2,\"rms_norm_eps\":1e-5,\"rope_alpha_of_class\":true}",
+     family_hunyuan_attention},
+    {"hunyuan_vl_text", &hunyuan_names,
+     "{\"eos_token_id\":2,\"rms_norm_eps\":1e-5,\"rope_alpha_of_class\":true,"
+     "\"tie_word_embeddings\":true}",
      family_hunyuan_attention},
     {"exaone4", &olmo2_names, "{\"eos_token_id\":2,\"rms_norm_eps\":1e-5,\"sliding_window\":4096}",
      read_exaone4},

@@ -77,6 +77,35 @@ static const struct tensor_names llama4_names = {
     .experts_down = "feed_forward.experts.down_proj",
     .experts_form = EXPERTS_COLUMNS};
 
+/* Experts in tensors of their inputs, and shared ones. */
+static const struct tensor_names aria_names = {BASE_NAMES,
+                                               QKV_NAMES,
+                                               SHARED_NAMES,
+                                               .router = "mlp.router",
+                                               .experts_gate_up = "mlp.experts.fc1.weight",
+                                               .experts_down = "mlp.experts.fc2.weight",
+                                               .experts_form = EXPERTS_COLUMNS};
+
+static enum status read_aria(const struct json *j, struct model_config *c, struct err *err)
+{
+    const struct experts_numbers s = {.count_key = "moe_num_experts",
+                                      .pick_key = "moe_topk",
+                                      .ffn_key = "intermediate_size",
+                                      .n = json_get_int(j, "moe_num_experts", 0),
+                                      .k = json_get_int(j, "moe_topk", 0),
+                                      .ffn = c->ffn};
+    TRY(family_set_experts(&s, c, err));
+    TRY(family_shared_experts(j, "moe_num_shared_experts", c, err));
+    if (c->act != ACT_SILU) {
+        return err_set(err, ERR_UNSUPPORTED,
+                       "config.json: hidden_act other than silu is not supported in this family");
+    }
+    c->scoring = MOE_TOPK_SOFTMAX;
+    c->q_bias = c->o_bias = json_get_bool(j, "attention_bias", false);
+    c->mlp_bias = json_get_bool(j, "mlp_bias", false);
+    return OK;
+}
+
 static enum status read_mixtral(const struct json *j, struct model_config *c, struct err *err)
 {
     TRY(family_experts(j, "num_local_experts", "intermediate_size", c, err));
@@ -470,6 +499,9 @@ static const struct family rows[] = {
      "\"num_key_value_heads\":8,\"max_position_embeddings\":131072,\"rms_norm_eps\":1e-5,"
      "\"rope_theta\":1000000,\"num_local_experts\":8,\"num_experts_per_tok\":2}",
      read_mixtral},
+    {"aria_text", &aria_names,
+     "{\"eos_token_id\":2,\"moe_num_experts\":8,\"moe_topk\":2,\"moe_num_shared_experts\":2}",
+     read_aria},
     {"phimoe", &mixtral_names,
      "{\"eos_token_id\":2,\"num_key_value_heads\":8,\"max_position_embeddings\":131072,"
      "\"rms_norm_eps\":1e-5,\"rope_theta\":1000000,\"num_local_experts\":16,"

@@ -85,6 +85,16 @@ static enum status read_apertus(const struct json *j, struct model_config *c, st
     return OK;
 }
 
+/* Ids of images have embeddings, but no logits. */
+static enum status read_apertus15(const struct json *j, struct model_config *c, struct err *err)
+{
+    const int64_t n = json_get_int(j, "output_vocab_size", c->vocab);
+    TRY(family_positive("output_vocab_size", n, c->vocab, err));
+    c->n_other_embeds = c->vocab - (int32_t)n;
+    c->vocab = (int32_t)n;
+    return read_apertus(j, c, err);
+}
+
 /* LayerNorm, whose weights are stored minus one. */
 static enum status read_nemotron(const struct json *j, struct model_config *c, struct err *err)
 {
@@ -140,13 +150,15 @@ static enum status read_phi(const struct json *j, struct model_config *c, struct
     return OK;
 }
 
+#define APERTUS_DEFAULTS                                                                           \
+    "{\"eos_token_id\":2,\"hidden_act\":\"xielu\",\"max_position_embeddings\":65536,"              \
+    "\"rms_norm_eps\":1e-5,\"rope_theta\":12000000,"                                               \
+    "\"rope_of_class\":{\"rope_type\":\"llama3\",\"rope_theta\":12000000,\"factor\":8,"            \
+    "\"low_freq_factor\":1,\"high_freq_factor\":4,\"original_max_position_embeddings\":8192}}"
+
 static const struct family rows[] = {
-    {"apertus", &apertus_names,
-     "{\"eos_token_id\":2,\"hidden_act\":\"xielu\",\"max_position_embeddings\":65536,"
-     "\"rms_norm_eps\":1e-5,\"rope_theta\":12000000,"
-     "\"rope_of_class\":{\"rope_type\":\"llama3\",\"rope_theta\":12000000,\"factor\":8,"
-     "\"low_freq_factor\":1,\"high_freq_factor\":4,\"original_max_position_embeddings\":8192}}",
-     read_apertus},
+    {"apertus", &apertus_names, APERTUS_DEFAULTS, read_apertus},
+    {"apertus1p5_text", &apertus_names, APERTUS_DEFAULTS, read_apertus15},
     {"arcee", &plain_names,
      "{\"eos_token_id\":128001,\"hidden_act\":\"relu2\",\"max_position_embeddings\":4096,"
      "\"rms_norm_eps\":1e-5}",

@@ -210,7 +210,8 @@ static enum status load_ends(struct loader *l)
 {
     const struct model_config *c = l->c;
     struct model *m = l->m;
-    TRY(part_table(l, part_embed_name(l), c->vocab, c->hidden, &m->embed));
+    const int64_t n_embeds = (int64_t)c->vocab + c->n_other_embeds;
+    TRY(part_table(l, part_embed_name(l), n_embeds, c->hidden, &m->embed));
     if (c->n_positions > 0) {
         const int64_t n = (int64_t)c->first_position + c->n_positions;
         TRY(part_table(l, c->names->positions, n, c->hidden, &m->positions));
@@ -226,6 +227,11 @@ static enum status load_ends(struct loader *l)
         return OK;
     }
     bool tied = part_head_is_tied(l);
+    if (tied && c->n_other_embeds > 0) {
+        return err_set(l->err, ERR_UNSUPPORTED,
+                       "the output head cannot be the embedding, which has %d more rows",
+                       c->n_other_embeds);
+    }
     if (tied && !m->shard.head_sharded) {
         m->head = m->embed;
         return OK;

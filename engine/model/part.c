@@ -186,6 +186,7 @@ static const struct name_form forms[] = {
     {"language_model.backbone.", "language_model."},
     {"transformer.", ""}, // GPT-2 and its kin
     {"gpt_neox.", ""},
+    {"biogpt.", ""},
     {"model.decoder.", ""}, // OPT
     {"decoder.", ""},
     {"", ""},

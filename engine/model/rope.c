@@ -74,22 +74,27 @@ double rope_alpha(const struct json *config)
     return 0.0;
 }
 
-/* With alpha (Hunyuan) the base is fixed at load. Otherwise frequencies depend on the length of the
+/* The base is fixed at load. */
+static enum status read_alpha(const struct rope_input *in, struct rope_config *out, struct err *err)
+{
+    const double alpha = rope_alpha(in->config);
+    if (!(alpha > 0.0)) {
+        return err_set(err, ERR_UNSUPPORTED,
+                       "rope: %s scaling needs an alpha, and a family with it",
+                       rope_type(in->params));
+    }
+    const double power = in->dim > 2 ? in->dim / (in->dim - 2.0) : 0.0;
+    base_frequencies(in, in->theta * pow(alpha, power), out);
+    return OK;
+}
+
+/* With alpha (Hunyuan) the base is fixed. Otherwise frequencies depend on the length of the
  * text (NTK-aware growth). */
 static enum status read_dynamic(const struct rope_input *in, struct rope_config *out,
                                 struct err *err)
 {
-    (void)err;
-    double alpha = rope_alpha(in->config);
-    if (alpha > 0.0) {
-        double base;
-        if (in->dim > 2) {
-            base = in->theta * pow(alpha, in->dim / (in->dim - 2.0));
-        } else {
-            base = in->theta;
-        }
-        base_frequencies(in, base, out);
-        return OK;
+    if (rope_alpha(in->config) > 0.0) {
+        return read_alpha(in, out, err);
     }
     out->growth = ROPE_DYNAMIC;
     out->theta = in->theta;
@@ -245,6 +250,7 @@ static const struct rope_row {
     {"dynamic", read_dynamic, true, false},  {"llama3", read_llama3, true, false},
     {"yarn", read_yarn, false, false},       {"longrope", read_longrope, false, false},
     {"su", read_longrope, false, false},     {"proportional", read_proportional, false, true},
+    {"ntk_alpha", read_alpha, false, false}, {"xdrope", read_alpha, false, false},
     {"mrope", read_default, false, false}, // older files of Qwen2-VL; the sections are read nowhere
 };
 

@@ -42,6 +42,7 @@ struct json *wrapper_text(struct json *root)
 static const struct {
     const char *model_type, *family;
 } families[] = {
+    {"aria", "aria_text"},
     {"audioflamingo3", "qwen2"},
     {"aya_vision", "cohere2"},
     {"cohere2_vision", "cohere2"},
@@ -56,6 +57,7 @@ static const struct {
     {"got_ocr2", "qwen2"},
     {"granite_speech", "granite"},
     {"granite_speech_plus", "granite"},
+    {"hunyuan_vl", "hunyuan_vl_text"},
     {"hy_v4_vl", "hy_v4_vl_text"},
     {"hyperclovax_vision_v2", "hyperclovax"},
     {"idefics2", "mistral"},
@@ -71,6 +73,7 @@ static const struct {
     {"minicpmv4_6", "qwen3_5_text"},
     {"minicpmv4_7", "qwen3_5_text"},
     {"mistral_large4", "mistral_large4_text"},
+    {"mllama", "mllama_text_model"},
     {"muse_glimmer", "muse_glimmer_text"},
     {"musicflamingo", "qwen2"},
     {"nemotron_h_omni", "nemotron_h"},

@@ -38,6 +38,35 @@ def gpt_bigcode(rng):
     return c
 
 
+def gpt_neo(rng):
+    c = sizes(rng)
+    n = rng.choice([1, 2, 3, 4])
+    kinds = [[[rng.choice(["global", "local"])], 1] for _ in range(n)]
+    c.update(
+        num_hidden_layers=n,
+        attention_types=[[["global", "local"], n // 2]] if n % 2 == 0 and rng.random() < 0.5 else kinds,
+        window_size=rng.choice([1, 24, 256]),
+        intermediate_size=rng.choice([None, 96, 136]),
+        layer_norm_epsilon=rng.choice([1e-5, 1e-6]),
+        activation_function=rng.choice(["gelu_new", "relu", "gelu"]),
+        tie_word_embeddings=rng.random() < 0.7,
+        max_position_embeddings=rng.choice([160, 512]),
+    )
+    return c
+
+
+def biogpt(rng):
+    c = sizes(rng)
+    c.update(
+        intermediate_size=rng.choice([96, 136]),
+        hidden_act=rng.choice(["gelu", "relu"]),
+        scale_embedding=rng.random() < 0.7,
+        tie_word_embeddings=rng.random() < 0.7,
+        max_position_embeddings=rng.choice([160, 512]),
+    )
+    return c
+
+
 def opt(rng):
     c = sizes(rng)
     mlp(rng, c, "ffn_dim")
@@ -109,6 +138,8 @@ FAMILIES = {
     "gpt2": gpt2,
     "gpt_bigcode": gpt_bigcode,
     "opt": opt,
+    "gpt_neo": gpt_neo,
+    "biogpt": biogpt,
     "gpt_neox": gpt_neox,
     "falcon": falcon,
     "gptj": gptj,

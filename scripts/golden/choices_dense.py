@@ -136,6 +136,13 @@ def bitnet(rng):
     return c
 
 
+def exaone(rng):
+    c = heads(rng)
+    c.update(attention_bias=rng.random() < 0.3, mlp_bias=rng.random() < 0.3)
+    c["rope_parameters"] = rope(rng, c["head_dim"])
+    return c
+
+
 def smollm3(rng):
     c = heads(rng)
     c.update(attention_bias=rng.random() < 0.3, mlp_bias=rng.random() < 0.3)
@@ -320,6 +327,7 @@ def hyperclovax(rng):
 
 FAMILIES = {
     "bitnet": bitnet,
+    "exaone": exaone,
     "llama": llama,
     "mistral": mistral,
     "ministral3": ministral3,

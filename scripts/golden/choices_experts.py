@@ -12,6 +12,20 @@ def mixtral(rng):
     return c
 
 
+def aria_text(rng):
+    c = heads(rng)
+    n = rng.choice([3, 4, 8])
+    c.update(
+        moe_num_experts=n,
+        moe_topk=rng.randint(1, n),
+        moe_num_shared_experts=rng.choice([1, 2]),
+        attention_bias=rng.random() < 0.3,
+        mlp_bias=rng.random() < 0.3,
+    )
+    c["rope_parameters"] = rope(rng, c["head_dim"], ("default", "linear", "llama3", "yarn"))
+    return c
+
+
 def phimoe(rng):
     c = mistral(rng)
     del c["head_dim"]  # the class derives the size of heads
@@ -383,6 +397,7 @@ FAMILIES = {
     "mellum": mellum,
     "mixtral": mixtral,
     "phimoe": phimoe,
+    "aria_text": aria_text,
     "qwen2_moe": qwen2_moe,
     "qwen3_moe": qwen3_moe,
     "gpt_oss": gpt_oss,

@@ -22,6 +22,14 @@ def apertus(rng):
     return c
 
 
+def apertus1p5_text(rng):
+    c = {**apertus(rng), "vocab_size": 512}
+    c["output_vocab_size"] = rng.choice([None, 400, 511])
+    if c["output_vocab_size"]:
+        c["tie_word_embeddings"] = False
+    return c
+
+
 def nemotron(rng):
     c = heads(rng)
     partial = rng.choice([0.25, 0.5, 0.5, 1.0])
@@ -78,6 +86,7 @@ FAMILIES = {
     "phi": phi,
     "nanochat": nanochat,
     "apertus": apertus,
+    "apertus1p5_text": apertus1p5_text,
     "arcee": arcee,
     "nemotron": nemotron,
     "jais2": jais2,

@@ -17,6 +17,10 @@ HY_VISION.update(max_image_size=8, out_hidden_size=16)
 PIXTRAL = {"model_type": "pixtral", "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
 PIXTRAL.update(patch_size=4, image_size=8)
 M3_VISION = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "image_size": 28}
+HUNYUAN_VISION = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 16, "patch_size": 4}
+HUNYUAN_VISION.update(max_image_size=8, out_hidden_size=16, text_hidden_size=16)
+MLLAMA_VISION = {"hidden_size": 16, "num_hidden_layers": 1, "num_global_layers": 1, "attention_heads": 1, "intermediate_size": 16}
+MLLAMA_VISION.update(vision_output_dim=32, image_size=8, patch_size=4, intermediate_layers_indices=[0])
 # By the model type of the language part: that of the wrapper, its class, and its other parts.
 WHOLE = {
     "glm4v_text": ("glm4v", "Glm4vForConditionalGeneration", {"vision_config": VISION}),
@@ -24,6 +28,8 @@ WHOLE = {
     "glm_ocr_text": ("glm_ocr", "GlmOcrForConditionalGeneration", {"vision_config": VISION}),
     "hy_v4_vl_text": ("hy_v4_vl", "HYV4VLForConditionalGeneration", {"vision_config": HY_VISION}),
     "mistral_large4_text": ("mistral_large4", "MistralLarge4ForConditionalGeneration", {"vision_config": PIXTRAL}),
+    "hunyuan_vl_text": ("hunyuan_vl", "HunYuanVLForConditionalGeneration", {"vision_config": HUNYUAN_VISION}),
+    "mllama_text_model": ("mllama", "MllamaForConditionalGeneration", {"vision_config": MLLAMA_VISION}),
     "minimax_m3_vl_text": (
         "minimax_m3_vl",
         "MiniMaxM3SparseForConditionalGeneration",
@@ -77,6 +83,28 @@ def glm_ocr_text(rng):
     dim = int(c["head_dim"] * partial)
     c["rope_parameters"] = rope(rng, dim, ("default",), partial_rotary_factor=partial)
     sections(rng, c, dim)
+    return c
+
+
+def hunyuan_vl_text(rng):
+    c = heads(rng)
+    c["attention_bias"] = rng.random() < 0.3
+    c["head_dim"] = rng.choice([16, 32, 72, 128])
+    if rng.random() < 0.6:
+        c["rope_parameters"] = {"rope_type": rng.choice(["dynamic", "xdrope"]), "rope_theta": 1e4, "factor": 1.0}
+        c["rope_parameters"]["alpha"] = rng.choice([1.0, 50.0, 1000.0])
+    else:
+        c["rope_parameters"] = rope(rng, c["head_dim"], ("default", "linear"))
+    sections(rng, c, c["head_dim"])
+    return c
+
+
+def mllama_text_model(rng):
+    c = heads(rng)
+    narrow(rng, c)
+    n = c["num_hidden_layers"] = rng.choice([2, 3, 5])
+    c["cross_attention_layers"] = rng.choice([[], [n - 1], [0], list(range(1, n)), list(range(0, n, 2))[: n - 1]])
+    c["rope_parameters"] = rope(rng, 16, ("default", "llama3"))
     return c
 
 
@@ -165,6 +193,8 @@ def minimax_m3_vl_text(rng):
 
 
 FAMILIES = {
+    "mllama_text_model": mllama_text_model,
+    "hunyuan_vl_text": hunyuan_vl_text,
     "hy_v4_vl_text": hy_v4_vl_text,
     "mistral_large4_text": mistral_large4_text,
     "minimax_m3_vl_text": minimax_m3_vl_text,

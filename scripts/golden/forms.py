@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 
 # From the model type of the text part to those of wrappers.
 WRAPPERS = {
+    "aria_text": ["aria"],
     "cohere2": ["aya_vision", "cohere2_vision"],
     "exaone4": ["exaone4_5"],
     "gemma3_text": ["gemma3"],
@@ -32,6 +33,7 @@ WRAPPERS = {
 }
 # Text parts of these wrappers belong to this family if their config does not say otherwise.
 IMPLIED = {
+    "aria": "aria_text",
     "aya_vision": "cohere2",
     "cohere2_vision": "cohere2",
     "exaone4_5": "exaone4",

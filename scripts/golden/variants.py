@@ -89,7 +89,7 @@ def class_of(family):
 # The weights of these routers jump where a logit is at a bound, which changes all later rows: rounded answers say nothing.
 JUMPS = ("phimoe",)
 
-NEED_HEAD_DIM = ("helium", "longcat_flash", "hunyuan_v1_dense", "hunyuan_v1_moe", "ministral")
+NEED_HEAD_DIM = ("helium", "longcat_flash", "hunyuan_v1_dense", "hunyuan_v1_moe", "ministral", "hunyuan_vl_text")
 
 # Keys that a checkpoint may leave out: then the default of the family's class applies.
 OPTIONAL = (

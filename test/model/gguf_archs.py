@@ -325,6 +325,7 @@ FAMILIES = {
     "seed_oss": ("seed_oss", nothing, False), "ernie4_5": ("ernie4_5", nothing, False),
     "ernie4_5_moe": ("ernie4_5-moe", keys_ernie_moe, False), "hunyuan_v1_dense": ("hunyuan-dense", alpha_keys, False),
     "hunyuan_v1_moe": ("hunyuan-moe", keys_hunyuan_moe, False), "exaone4": ("exaone4", window_keys, False),
+    "exaone": ("exaone", nothing, False),
     "exaone_moe": ("exaone-moe", keys_exaone_moe, False), "cohere2": ("cohere2", keys_cohere2, False),
     "olmo3": ("olmo2", window_keys, False), "kimi_linear": ("kimi-linear", keys_kimi_linear, False),
     "mimo_v2_flash": ("mimo2", keys_mimo, False), "step3p7": ("step35", keys_step, False), "laguna": ("laguna", keys_laguna, False),
@@ -368,6 +369,8 @@ PARTS = {
     "hnorm": "nextn.hnorm", "embed_tokens": "token_embd", "shared_head.head": "nextn.shared_head_head",
     "shared_head.norm": "nextn.shared_head_norm"}
 PARTS.update({
+    "attn.self_attn.q_proj": "attn_q", "attn.self_attn.k_proj": "attn_k", "attn.self_attn.v_proj": "attn_v",
+    "attn.self_attn.out_proj": "attn_output", "mlp.c_fc_0": "ffn_gate", "mlp.c_fc_1": "ffn_up",
     "wte": "token_embd", "wpe": "position_embd", "ln_f": "output_norm", "ln_1": "attn_norm", "ln_2": "ffn_norm", "attn.c_attn": "attn_qkv",
     "attn.c_proj": "attn_output", "ln_attn": "attn_norm_2", "ln_mlp": "attn_norm", "embed_in": "token_embd", "embed_out": "output",
     "final_layer_norm": "output_norm", "mlp.dense_h_to_4h": "ffn_up", "mlp.dense_4h_to_h": "ffn_down",
@@ -521,7 +524,8 @@ def read_config(folder):
 
 
 OTHER_KEYS = {"n_embd": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads", "n_inner": "intermediate_size",
-              "n_positions": "max_position_embeddings", "ffn_hidden_size": "intermediate_size"}
+              "n_positions": "max_position_embeddings", "ffn_hidden_size": "intermediate_size", "num_layers": "num_hidden_layers",
+              "layer_norm_epsilon": "rms_norm_eps"}
 
 
 def convert(folder, path, type_of=lambda name, x: "F32", more=()):

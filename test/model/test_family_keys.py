@@ -53,6 +53,8 @@ def changed(folder, source, values):
     ("kolibri-1", {"layer_types": GONE, "rms_norm_eps": GONE, "num_local_experts": GONE, "num_experts": 12}),
     ("longcat-flash", {"ffn_hidden_size": GONE, "intermediate_size": 96, "zero_expert_type": GONE, "mla_scale_q_lora": GONE}),
     ("longcat-flash", {"num_hidden_layers": 4}),
+    ("exaone-3", {"num_layers": GONE, "num_hidden_layers": 4, "layer_norm_epsilon": GONE}),
+    ("biogpt", {"layer_norm_eps": 1e-3}),  # ignored
     ("bitnet", {"hidden_act": GONE, "rms_norm_eps": GONE, "rope_theta": GONE}),
     ("kimi-k2.5", {"model_type": GONE}),
     ("mistral-3", {"model_type": GONE}),
@@ -80,6 +82,10 @@ def test_other_spellings_give_the_same_answer(source, values, tmp_path):
     ("muse-glimmer", {"output_multiplier": 1.0}),
     ("muse-glimmer", {"layer_rope_theta": [10000.0] * 4}),
     ("longcat-flash", {"moe_topk": 2}),
+    ("gpt-neo", {"window_size": 25}),
+    ("aria", {"moe_topk": 2}),
+    ("gpt-neo", {"attention_types": [[["local", "global"], 2]]}),
+    ("biogpt", {"scale_embedding": False}),
     ("longcat-flash", {"routed_scaling_factor": 1.0}),
     ("kolibri-1", {"norm_topk_prob": GONE}),
     ("kolibri-1", {"sliding_window": 25}),
@@ -151,6 +157,12 @@ def test_scaling_of_queries_changes_the_answer(source, key, value, tmp_path):
                    "rope_scaling": {"type": "longrope", "short_mscale": 1.2, "long_mscale": 1.3}}, ["long_mscale", "differ"]),
     ("kolibri-1", {"model_type": "phimoe", "router_jitter_noise": -0.1}, ["router_jitter_noise"]),
     ("kolibri-1", {"shared_expert_intermediate_size": 0}, ["shared_expert_intermediate_size"]),
+    ("llama-3.2-vision", {"cross_attention_layers": [0, 1, 2, 3, 4]}, ["cross_attention_layers"]),
+    ("llama-3.2-vision", {"cross_attention_layers": [1]}, ["layers.3"]),
+    ("hunyuan-ocr", {"rope_parameters": {"rope_type": "xdrope", "rope_theta": 10000.0}}, ["xdrope", "alpha"]),
+    ("apertus-1.5", {"output_vocab_size": 449}, ["output_vocab_size", "448"]),
+    ("aria", {"hidden_act": "gelu"}, ["hidden_act"]),
+    ("gpt-neo", {"attention_types": [[["global"], 3]]}, ["attention_types", "4 layers"]),
     ("bitnet", {"head_dim": 32}, ["head_dim", "32"]),
     ("longcat-flash", {"zero_expert_type": "copy"}, ["zero_expert_type"]),
     ("longcat-flash", {"zero_expert_num": 5}, ["mlp.router", "13"]),
@@ -179,3 +191,13 @@ def test_what_is_not_supported_is_refused_by_name(source, values, named, tmp_pat
     lines = done.stderr.strip().splitlines()
     assert len(lines) == 1, done.stderr
     assert all(word in lines[0] for word in named), lines[0]
+
+
+def test_a_head_with_fewer_ids_than_the_embedding_must_be_stored(tmp_path):
+    c = Checkpoint(tmp_path / "model", os.path.join(FAMILIES, "apertus-1.5"))
+    del c.header["lm_head.weight"]
+    c.write()
+    c.config["tie_word_embeddings"] = True
+    c.write_config()
+    done = run(c.folder)
+    assert done.returncode == 1 and "64 more rows" in done.stderr, done.stderr
