@@ -39,7 +39,7 @@ static void find_keys(const struct attn_job *job, struct attn_tile *t)
     if (t->seq->tree) {
         t->end_key = t->seq->n_past + t->seq->n_rows;
     } else {
-        t->end_key = t->seq->n_past + t->row - t->seq->first_row + t->n_rows;
+        t->end_key = attn_end_key(job, t, t->row + t->n_rows - 1);
     }
 }
 

@@ -107,6 +107,19 @@ static inline int32_t attn_first_key(const struct attn_job *job, int32_t pos)
     return greater(first, chunk);
 }
 
+/* The end of the keys that row `row` of the tile's sequence sees, outside of trees. Later rows
+ * never see fewer keys. */
+static inline int32_t attn_end_key(const struct attn_job *job, const struct attn_tile *t,
+                                   int32_t row)
+{
+    const int32_t own = t->seq->n_past + row - t->seq->first_row;
+    if (!job->cpu->pass->bidirectional) {
+        return own + 1;
+    }
+    const int32_t all = t->seq->n_past + t->seq->n_rows;
+    return job->a->window > 0 && job->a->window < all - own ? own + job->a->window : all;
+}
+
 /* The page that contains `key`, from the start of the item's KV head on. */
 static inline const char *attn_page(const struct attn_job *job, const struct attn_tile *t,
                                     int32_t key)

@@ -36,7 +36,7 @@ void attn_mask_row(const struct attn_job *job, const struct attn_tile *t, int32_
                    int32_t begin, int32_t end)
 {
     int32_t low = attn_first_key(job, job->cpu->pass->rows[row].pos);
-    int32_t high = t->seq->n_past + row - t->seq->first_row + 1;
+    int32_t high = attn_end_key(job, t, row);
     attn_hide(s, 0, low < end ? low - begin : end - begin);
     attn_hide(s, high > begin ? high - begin : 0, end - begin);
 }

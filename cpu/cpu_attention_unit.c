@@ -282,7 +282,7 @@ static bool all_seen(const struct attn_job *job, const struct attn_tile *t, int3
 {
     int32_t first = t->row + v->i / t->n_heads, last = t->row + (v->i + v->m - 1) / t->n_heads;
     return attn_first_key(job, job->cpu->pass->rows[last].pos) <= begin + v->from &&
-           t->seq->n_past + first - t->seq->first_row + 1 >= begin + v->to;
+           attn_end_key(job, t, first) >= begin + v->to;
 }
 
 static void cap(const struct attn_job *job, float *s, int32_t n)
@@ -410,14 +410,14 @@ static void score_and_soften(const struct attn_job *job, struct attn_tile *t, in
 static void many_vectors(const struct attn_job *job, struct attn_tile *t, int32_t begin,
                          int32_t first, int32_t end, float *max, float *sum)
 {
-    int32_t packed = down(first - begin, UNIT_K), n_past = t->seq->n_past;
+    int32_t packed = down(first - begin, UNIT_K);
     pack_keys(job, t, begin + packed, first, end);
     pack_values(job, t, begin, packed, up(end - begin, UNIT_K), first, end);
     for (int32_t i = 0; i < t->n_vectors; i += UNIT_ROWS) {
         struct share v = share_of(t, i, lesser(UNIT_ROWS, t->n_vectors - i));
         int32_t row = t->row + i / t->n_heads, last = t->row + (i + v.m - 1) / t->n_heads;
         int32_t low = attn_first_key(job, job->cpu->pass->rows[row].pos);
-        int32_t high = lesser(end, n_past + last - t->seq->first_row + 1);
+        int32_t high = lesser(end, attn_end_key(job, t, last));
         v.from = greater(packed, down(greater(low - begin, 0), UNIT_K));
         v.to = up(high - begin, UNIT_K);
         if (v.to > v.from) {

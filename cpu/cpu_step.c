@@ -231,6 +231,7 @@ static void check_seqs(const struct cpu_backend *cpu, const struct pass *pass)
         const struct pass_seq *s = &pass->seqs[i];
         ASSERT(s->first_row == row && s->n_rows >= 1 && s->n_past >= 0);
         ASSERT(!s->tree || (s->n_rows <= MAX_TREE_NODES && pass->tree_mask));
+        ASSERT(!pass->bidirectional || (!s->tree && s->n_past == 0));
         for (int32_t r = 0; r < s->n_rows; r++, row++) {
             const struct pass_row *p = &pass->rows[row];
             ASSERT(p->lane == s->lane && p->slot_pos == s->n_past + r);

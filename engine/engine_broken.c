@@ -10,15 +10,16 @@
 
 #include <stdio.h>
 
-/* Whether the row can be computed again after the step: all it reads must still be there. In a tree
- * it reads the rows of its path, which lie in consecutive slots only if slots are positions. A
- * recurrent layer's state must not have advanced to another row or block, and the row's window not
- * have passed. */
+/* Whether the row can be computed again after the step: all it reads must still be there, and
+ * before the row. In a tree it reads the rows of its path, which lie in consecutive slots only if
+ * slots are positions. A recurrent layer's state must not have advanced to another row or block,
+ * and the row's window not have passed. */
 static bool is_repeatable(const struct engine *e, const struct sequence *seq,
                           const struct pass_row *row)
 {
     const int32_t block = e->states.block;
-    if (seq->state != SEQ_RUNNING || seq->lane != row->lane || row->slot_pos != row->pos) {
+    if (e->config.bidirectional || seq->state != SEQ_RUNNING || seq->lane != row->lane ||
+        row->slot_pos != row->pos) {
         return false;
     }
     if (!holdings_sees(&e->scheduler.holdings, seq, row->pos)) {

@@ -5,6 +5,7 @@
 
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
 #include "engine/model/head.h"
 
 #include <stdlib.h>
@@ -142,7 +143,7 @@ static enum status setup_rank(struct rank *r, void *arg)
                                     .n_blocks = l->n_blocks,
                                     .block_tokens = l->block_tokens,
                                     .n_window_pages = l->n_pages,
-                                    .vocab = e->config.vocab,
+                                    .vocab = engine_head_rows(e),
                                     .hidden = e->config.hidden,
                                     .n_steps = N_STEPS,
                                     .max_passes = 1 + e->spec.options.k * e->spec.options.n_models,
@@ -158,8 +159,8 @@ static enum status setup_rank(struct rank *r, void *arg)
     if (r->target.drafter) {
         TRY(ops->hidden_open(r->be, head_row_width(&r->target), e->info.dtype, &r->err));
     }
-    struct tensor logits = {.dtype = DT_F32, .stride = e->config.vocab}, local = logits;
-    local.stride = r->target.shard.vocab;
+    struct tensor logits = {.dtype = DT_F32, .stride = engine_head_rows(e)}, local = logits;
+    local.stride = lesser(r->target.shard.vocab, logits.stride);
     TRY(ops->alloc(r->be, (size_t)l->max_out * (size_t)logits.stride * 4, &logits.mem));
     if (r->target.shard.head_sharded) {
         TRY(ops->alloc(r->be, (size_t)l->max_out * (size_t)local.stride * 4, &local.mem));
@@ -197,7 +198,7 @@ static enum status check_heads(struct engine *e, struct err *err)
         return err_set(err, ERR_INVALID, "speculative-config: %s has no lm_head.weight",
                        e->info.headless ? "the model" : "a draft model");
     }
-    if (e->info.headless) {
+    if (e->info.headless && !e->config.bidirectional) {
         log_warn("there is no lm_head.weight: embeddings are served, but requests for tokens are "
                  "refused");
     }
@@ -242,6 +243,7 @@ enum status engine_load(struct engine *e, struct err *err)
         planned_step_init(&e->steps[i], i, &e->sizes);
         e->steps[i].constraints = e->constraints;
         e->steps[i].ungrouped = e->options.disable_cascade_attn;
+        e->steps[i].bidirectional = e->config.bidirectional;
         e->steps[i].step.moves = &e->moves;
     }
     tree_moves_init(&e->moves, &limits);

@@ -97,10 +97,19 @@ int32_t engine_buffer_rows(const struct engine *e)
     return (e->info.max_rows + MULTIPLE - 1) / MULTIPLE * MULTIPLE;
 }
 
-/* The maximum number of rows with logits in a pass: one per sequence, and one per draft. */
+int32_t engine_head_rows(const struct engine *e)
+{
+    return e->config.bidirectional ? 1 : e->config.vocab; // 0 is no size for a backend's buffers
+}
+
+/* The maximum number of out rows in a pass: one per sequence, and one per draft; or, where a prompt
+ * must be one pass, even if all of its rows are pooled, as many as there are. */
 static int32_t max_out_of(const struct engine *e)
 {
     const struct engine_info *info = &e->info;
+    if (e->config.bidirectional) {
+        return engine_buffer_rows(e);
+    }
     int32_t n = greater(info->max_num_seqs, 64);
     n += spec_max_drafts(&e->spec, info->max_num_seqs);
     return lesser(n, engine_buffer_rows(e));
@@ -137,7 +146,7 @@ static enum status activation_bytes(struct engine *e, const struct backend_facts
     struct rank *r = &e->ranks.rank[0];
     const struct engine_info *info = &e->info;
     int32_t max_out = max_out_of(e), max_rows = engine_buffer_rows(e);
-    size_t logits = (size_t)e->config.vocab * 4, target_block;
+    size_t logits = (size_t)engine_head_rows(e) * 4, target_block;
     TRY(set_bytes(e, &r->target, &target_block));
     *out = model_setup_bytes(&r->target, max_rows, max_out) + logits * (size_t)max_out;
     for (int32_t i = 0; i < e->spec.options.n_models; i++) {
@@ -223,9 +232,10 @@ static enum status reopen_ropes(struct rank *r, void *arg)
 }
 
 /* The rope tables are rebuilt for the length that is actually served. */
-static enum status shorten(struct engine *e, int32_t max_model_len, struct err *err)
+static enum status shorten(struct engine *e, int32_t max_model_len, const char *holder,
+                           struct err *err)
 {
-    log_info("max-model-len is reduced to %d, which is what the KV blocks can hold", max_model_len);
+    log_info("max-model-len is reduced to %d, which is what %s can hold", max_model_len, holder);
     e->info.max_model_len = max_model_len;
     bool changed = model_config_fit(&e->config, max_model_len);
     for (int32_t i = 0; i < e->spec.options.n_models; i++) {
@@ -289,6 +299,33 @@ static enum status choose_match_unit(struct engine *e, struct err *err)
     return OK;
 }
 
+/* The rows of a pass, if the operator does not choose. */
+static int32_t default_rows(const struct engine *e, const struct backend_facts *facts)
+{
+    enum { CPU = 2048, GPU = 8192 }; // chosen
+    const int32_t most = e->info.max_model_len;
+    if (!on_cpu(facts)) {
+        return GPU;
+    }
+    return e->config.bidirectional && most > CPU ? lesser(most, GPU) : CPU;
+}
+
+/* An encoder's prompt is one pass, so it cannot have more tokens than a pass has rows. */
+static enum status fit_into_pass(struct engine *e, struct err *err)
+{
+    struct engine_info *info = &e->info;
+    if (!e->config.bidirectional || info->max_model_len <= info->max_rows) {
+        return OK;
+    }
+    if (e->options.max_model_len > 0) {
+        return err_set(err, ERR_INVALID,
+                       "max-model-len is %d, but a text of an encoder must fit into one pass: give "
+                       "--max-num-batched-tokens %d, or a --max-model-len of at most %d",
+                       info->max_model_len, info->max_model_len, info->max_rows);
+    }
+    return shorten(e, info->max_rows, "a pass (--max-num-batched-tokens)", err);
+}
+
 /* The rows of a step that also decodes, if the operator does not choose. A pass of a mixture reads
  * all experts, but each of its rows multiplies only with some, so it needs more rows than that of a
  * dense model until reading no longer matters. */
@@ -320,11 +357,10 @@ enum status engine_choose_sizes(struct engine *e, struct err *err)
     TRY(engine_states_begin(e, err));
     engine_windows_begin(e);
     TRY(choose_match_unit(e, err));
-    bool cpu = on_cpu(&facts);
     info->max_num_seqs = engine_option(e->options.max_num_seqs, default_lanes(e, &facts));
     engine_states_fit_lanes(e, (size_t)((double)facts.free_bytes * share_of_memory(e, &facts)));
     info->max_sequences = engine_option(e->options.max_waiting, 4096) + info->max_num_seqs;
-    info->max_rows = engine_option(e->options.max_num_batched_tokens, cpu ? 2048 : 8192);
+    info->max_rows = engine_option(e->options.max_num_batched_tokens, default_rows(e, &facts));
     if (info->max_rows <= info->max_num_seqs) {
         // The first sequence in the order always gets a row.
         info->max_rows = info->max_num_seqs + 1;
@@ -335,13 +371,14 @@ enum status engine_choose_sizes(struct engine *e, struct err *err)
     }
     const int32_t mixed = engine_option(e->options.max_num_mixed_tokens, mixed_rows(e, &facts));
     info->mixed_rows = lesser(mixed, info->max_rows);
+    TRY(fit_into_pass(e, err));
     TRY(count_blocks(e, &facts, err));
     int32_t fits = info->n_blocks * info->block_tokens;
     if (info->max_model_len > fits) {
         if (e->options.max_model_len > 0 && e->options.num_gpu_blocks_override <= 0) {
             return say_too_long(e, &facts, fits, err);
         }
-        return shorten(e, fits, err);
+        return shorten(e, fits, "the KV blocks", err);
     }
     return OK;
 }
@@ -365,8 +402,8 @@ void engine_limits(const struct engine *e, struct scheduler_limits *out)
         .match_unit = info->match_unit,
         .max_blocks_per_lane =
             (info->max_model_len + nodes + info->block_tokens - 1) / info->block_tokens + 1,
-        .prefix_cache = e->options.enable_prefix_caching,
-        .chunked = e->options.enable_chunked_prefill,
+        .prefix_cache = e->options.enable_prefix_caching && !e->config.bidirectional,
+        .chunked = e->options.enable_chunked_prefill && !e->config.bidirectional,
         .hash_key = hash_process_key() | 1,
     };
     engine_states_limits(e, out);

@@ -137,6 +137,8 @@ void engine_limits(const struct engine *e, struct scheduler_limits *out);
 /* The rows that buffers hold. A device pads the rows of large passes (to a multiple of 16,
  * cuda_pass.c); the largest pass must not be the one without room for it. */
 int32_t engine_buffer_rows(const struct engine *e);
+/* The rows of the output head, for the sizes of buffers: encoders have none. */
+int32_t engine_head_rows(const struct engine *e);
 struct step_sizes engine_step_sizes(const struct engine *e);
 
 /* The value of an option, or its default if it is 0. */

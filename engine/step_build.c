@@ -359,6 +359,7 @@ void step_build(struct planned_step *ps, const struct holdings *h)
                              .pool = st->pools,
                              .tree_mask = ps->mask,
                              .masks = st->masks,
+                             .bidirectional = ps->bidirectional,
                              .n_keeps = p->n_keeps,
                              .keeps = st->keeps};
     memcpy(st->keeps, p->keeps, (size_t)p->n_keeps * sizeof *st->keeps);

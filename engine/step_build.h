@@ -34,6 +34,7 @@ struct planned_step {
         int32_t pos;           // of the result's last row
     } *pool_owners;            // [max_pools]
     bool ungrouped;            // do not tell attention about shared prefixes
+    bool bidirectional;        // as in struct pass
     struct plan_entry *sorted; // [max_lanes], entries with the members of a group adjacent
     struct plan_entry *room;   // [max_lanes], for sorting
     struct draft_feed {        // the tokens that the draft models' first pass feeds, per
@@ -75,6 +76,7 @@ static inline struct pass_seq step_seq(const struct sequence *seq, int32_t first
                              .n_rows = n_rows,
                              .n_past = n_past,
                              .tree = tree,
+                             .second = seq->request->second,
                              .adapter = seq->request->adapter};
 }
 

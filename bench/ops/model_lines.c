@@ -227,7 +227,7 @@ enum status bench_begin(struct bench *b, int32_t n_seqs, int32_t rows, int32_t p
         }
         TRY(b->ops->lane_blocks(b->be, i, 0, blocks, table));
         TRY(b->ops->lane_params(b->be, i, &params));
-        b->seqs[i] = (struct pass_seq){i, i * rows, rows, past, false, 0};
+        b->seqs[i] = (struct pass_seq){i, i * rows, rows, past, false, 0, 0};
         for (int32_t r = 0; r < rows; r++) {
             b->rows[i * rows + r] =
                 (struct pass_row){i, (i + r) % b->shape.vocab, past + r, past + r};

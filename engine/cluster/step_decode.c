@@ -164,8 +164,9 @@ static void get_seqs(struct reader *r, struct pass *p, struct pass_seq *seqs)
         s->lane = get(r, 0, r->sizes->limits->max_lanes - 1, "a sequence's lane");
         s->first_row = get(r, next, next, "a sequence's rows");
         s->n_rows = get(r, 1, p->n_rows - next, "a sequence's rows");
-        s->n_past = get(r, 0, last_pos(r), "a sequence's past");
+        s->n_past = get(r, 0, p->bidirectional ? 0 : last_pos(r), "a sequence's past");
         s->tree = get(r, 0, p->tree_mask != NULL, "a tree");
+        s->second = get(r, 0, last_pos(r), "a sequence's second text");
         s->adapter = get(r, 0, r->sizes->n_adapters, "an adapter");
         next += s->n_rows;
     }
@@ -284,6 +285,7 @@ static void get_pass(struct reader *r, struct pass *p, const struct pass_room *r
     p->model = get(r, 0, room->max_model, "a pass's model");
     p->hidden.n = get(r, 0, MAX_HIDDEN_LAYERS, "the number of hidden states");
     p->n_logits = get(r, 0, p->n_draws, "the number of rows of logits");
+    p->bidirectional = get(r, 0, !tree, "a bidirectional pass");
     for (int32_t i = 0; i < p->hidden.n && !r->bad; i++) { // model_forward validates the layers
         p->hidden.ids[i] = get(r, 0, INT32_MAX, "a layer");
     }

@@ -90,14 +90,16 @@ static void put_tree(struct buf *b, const struct pass *p)
 static void put_pass(struct buf *b, const struct pass *p, int32_t vocab)
 {
     const int32_t counts[] = {
-        p->n_rows,     p->n_seqs, p->n_groups,          p->n_out, p->n_draws,  p->n_masks,
-        p->draws_wait, p->n_pool, p->tree_mask != NULL, p->model, p->hidden.n, p->n_logits};
+        p->n_rows,       p->n_seqs, p->n_groups,          p->n_out, p->n_draws,  p->n_masks,
+        p->draws_wait,   p->n_pool, p->tree_mask != NULL, p->model, p->hidden.n, p->n_logits,
+        p->bidirectional};
     buf_put(b, counts, sizeof counts);
     buf_put(b, p->hidden.ids, (size_t)p->hidden.n * sizeof *p->hidden.ids);
     buf_put(b, p->rows, (size_t)p->n_rows * sizeof *p->rows);
     for (int32_t i = 0; i < p->n_seqs; i++) {
         const struct pass_seq *s = &p->seqs[i];
-        const int32_t v[] = {s->lane, s->first_row, s->n_rows, s->n_past, s->tree, s->adapter};
+        const int32_t v[] = {s->lane, s->first_row, s->n_rows, s->n_past,
+                             s->tree, s->second,    s->adapter};
         buf_put(b, v, sizeof v);
     }
     buf_put(b, p->groups, (size_t)p->n_groups * sizeof *p->groups);

@@ -233,11 +233,12 @@ struct pass_row {
 
 /* The rows of one sequence, contiguous. Row r attends to the lane's slots [0, n_past) (subject to
  * the layer's window), and among the new rows to 0..r, or in a tree to those whose bit is set in
- * tree_mask[(first_row + r) * TREE_MASK_WORDS...]. */
+ * tree_mask[(first_row + r) * TREE_MASK_WORDS...], or in a bidirectional pass to all. */
 struct pass_seq {
     int32_t lane, first_row, n_rows, n_past;
     bool tree;
     int32_t adapter; // 1 + the index of the low-rank adapter of its rows; 0: none
+    int32_t second;  // position of the first row of the second text of a pair; 0: there is no pair
 };
 
 enum { MAX_TREE_NODES = 128, TREE_MASK_WORDS = MAX_TREE_NODES / 64, MAX_TREE_PATH = 16 };
@@ -315,6 +316,7 @@ struct hidden_layers {
 struct pass {
     int32_t model; // index of the model to run (0: target)
     int32_t kv_set;
+    bool bidirectional; // rows attend to later rows, too; there are no trees and no past rows then
     int32_t n_rows;
     const struct pass_row *rows;
     int32_t n_seqs;

@@ -44,8 +44,10 @@ struct key_picks {
 
 /* ---- the ops' args */
 
-/* x[row] = table[token(row)] * scale + positions[first_position + pos(row)], computed in fp32. The
- * caller has rounded scale to the model's dtype if the family requires that. */
+/* x[row] = table[token(row)] * scale + types[type(row)] + positions[first_position + pos(row)],
+ * computed in fp32. The caller has rounded scale to the model's dtype if the family requires that.
+ * The type is 1 from the second text of a sequence on (struct pass_seq), if the table has such a
+ * row, and otherwise 0. */
 struct embed_args {
     const struct weight *table;
     struct tensor x; // [n_rows, hidden], residual dtype
@@ -53,6 +55,7 @@ struct embed_args {
     float scale;
     const struct weight *positions; // EMBED, a row per position, of the table's dtype; NULL: none
     int32_t first_position;         // the row of position 0
+    const struct weight *types;     // EMBED, a row per token type, of the table's dtype; NULL: none
 };
 
 enum norm_kind { NORM_RMS, NORM_LAYER };
@@ -264,9 +267,10 @@ struct attention_args {
     struct tensor q, out;
     int32_t n_rows, layer, n_heads, n_kv_heads, head_dim_k, head_dim_v;
     float scale;
-    int32_t window; // key j is visible to position i iff i - window < j; 0: no window
-    int32_t chunk;  // only keys from i / chunk * chunk on are visible; 0: no chunks
-    float softcap;  // 0: none; otherwise scores become cap * tanh(score / cap) before masking
+    int32_t window; // key j is visible to position i iff i - window < j, and in a bidirectional
+                    // pass also j < i + window; 0: no window
+    int32_t chunk; // only keys from i / chunk * chunk on are visible; 0: no chunks
+    float softcap; // 0: none; otherwise scores become cap * tanh(score / cap) before masking
     const struct weight *sinks;    // VECTOR [n_heads]: added to the denominator only; NULL: none
     const struct key_picks *picks; // only these keys are visible, without windows, chunks and caps;
                                    // NULL: all

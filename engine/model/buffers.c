@@ -214,7 +214,7 @@ enum status model_setup(struct model *m, int32_t max_rows, int32_t max_out, stru
                         struct tensor logits_local)
 {
     const bool x_is_read = m->config->norm_place == NORM_POST || m->config->layer_input > 0 ||
-                           m->config->embed_normed || m->config->streams.n > 0 ||
+                           m->config->embed_normed || m->embed_norm || m->config->streams.n > 0 ||
                            m->config->norms_replace;
     ASSERT(m->act == m->residual || !x_is_read);
     ASSERT(m->max_hidden <= MAX_HIDDEN_LAYERS);

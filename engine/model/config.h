@@ -85,8 +85,9 @@ struct index_config {
     float norm_eps, norm_offset; // of keys, and of queries or their input if that has a norm
 };
 
-/* Where the norms around a sub-layer f are: f(norm(x)), norm(f(norm(x))), or norm(f(x)). */
-enum norm_place { NORM_PRE, NORM_SANDWICH, NORM_POST };
+/* Where the norms around a sub-layer f are: x + f(norm(x)), x + norm(f(norm(x))), x + norm(f(x)),
+ * or norm(x + f(x)). */
+enum norm_place { NORM_PRE, NORM_SANDWICH, NORM_POST, NORM_SUM };
 
 /* Gates of the heads' outputs. WIDE: a gate for each element, in a separate tensor or, if
  * it has no name, in q's after the queries of each head. HEADS: a gate for each head, in a separate
@@ -120,6 +121,10 @@ struct model_config {
     bool dtype_is_set; // false: config.json does not name one; model_stored_dtype then takes the
                        // checkpoint's
 
+    /* The rows of a sequence attend to each other, also to later ones (struct pass): the model is
+     * an encoder, which gives vectors but no tokens. */
+    bool bidirectional;
+
     int32_t n_layers, hidden, n_heads, n_kv_heads, head_dim, ffn, vocab, max_pos;
     int32_t n_draft_layers; // number of draft modules after the last layer; they are not part of
                             // this model
@@ -137,7 +142,7 @@ struct model_config {
     bool norm_bias, parallel_residual;
     bool parallel_norms;        // with parallel_residual: the MLP's input has a norm of its own
     bool mlp_without_post_norm; // only layers with experts have ffn_post_norm
-    bool norms_replace;         // the residual becomes the normed input of each sub-layer
+    bool norms_replace; // the residual becomes the normed input of each sub-layer, as with NORM_SUM
     bool bare_norms;            // norms have no weights, except those of heads
     bool layer_norms_less_one;  // the layers' norms are stored minus one, unlike the final one
     float post_norm_eps;        // of norms after sub-layers; 0: norm_eps
@@ -166,6 +171,9 @@ struct model_config {
     /* Positions that have a learned vector, which is added to the embedding; 0: none have one. The
      * table has first_position other rows before them. */
     int32_t n_positions, first_position;
+    /* Rows of the table of token types, which is added, too: texts have type 0, and the second text
+     * of a pair has type 1, or 0 if there is only one. 0: there is no table. */
+    int32_t n_token_types;
 
     int32_t n_other_embeds; // rows of the embedding's table that no id of a text has
     float embed_scale, residual_scale, logit_scale, final_softcap;
@@ -295,8 +303,12 @@ enum experts_form {
  * "model.layers.N.". */
 struct tensor_names {
     const char *embed, *final_norm, *head;
-    const char *positions; // the table of learned positions
-    const char *layers;    // replaces "layers."; NULL: it stays
+    const char *positions;   // the table of learned positions
+    const char *token_types; // the table of token types
+    /* The norm of the embedding, which becomes the residual. The first layer then has no attn_norm;
+     * and with NORM_SUM, attn_norm is that after a layer. */
+    const char *embed_norm;
+    const char *layers; // replaces "layers."; NULL: it stays
     /* Layers 2 n and 2 n + 1 are one in checkpoints. In names of layers '#' stands for which of the
      * two it is. */
     bool paired;

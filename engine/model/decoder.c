@@ -400,17 +400,20 @@ static enum status embed_rows(struct flow *f)
                                      .n_rows = f->n_rows,
                                      .scale = m->embed_scale,
                                      .positions = m->positions,
-                                     .first_position = m->config->first_position};
+                                     .first_position = m->config->first_position,
+                                     .types = m->token_types};
     TRY(f->ops->embed(f->be, &embed));
-    if (!m->config->embed_normed) {
+    if (!m->config->embed_normed && !m->embed_norm) {
         return OK;
     }
     const struct norm_args norm = {.x = f->x,
                                    .delta = no_tensor,
                                    .out = f->x,
+                                   .weight = m->embed_norm,
+                                   .bias = m->embed_norm_bias,
                                    .n_rows = f->n_rows,
                                    .width = m->config->hidden,
-                                   .kind = NORM_RMS,
+                                   .kind = m->embed_norm ? m->config->norm_kind : NORM_RMS,
                                    .eps = m->config->norm_eps};
     return f->ops->norm(f->be, &norm);
 }

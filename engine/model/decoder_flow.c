@@ -20,6 +20,12 @@ static enum status join_norms(struct flow *f, const struct norm_args *join)
     return ops_norms(f->be, all, n);
 }
 
+/* Where norms of x go: they replace x itself if they are the residual. */
+static struct tensor norm_output(const struct flow *f)
+{
+    return f->m->config->norms_replace ? f->x : f->h;
+}
+
 /* Adds the pending delta to x and norms the sum, in one op. Without a norm the input is x
  * itself. */
 enum status flow_join_norm(struct flow *f, const struct weight *weight, const struct weight *bias,
@@ -30,8 +36,7 @@ enum status flow_join_norm(struct flow *f, const struct weight *weight, const st
     if (c->hyper.n > 0) {
         return flow_join_streams(f, weight, input);
     }
-    const bool replaces = weight && c->norms_replace;
-    *input = weight && !replaces ? f->h : f->x;
+    *input = weight ? norm_output(f) : f->x;
     if (!weight && !f->pending) {
         return OK;
     }
@@ -50,7 +55,7 @@ enum status flow_join_norm(struct flow *f, const struct weight *weight, const st
                           .delta_sums = f->delta_sums};
     // A product left as partial sums needs no reduction over ranks.
     bool partial = f->partial && f->delta_sums.n == 0;
-    bool waits = once && weight && !replaces && f->ops->norm_linear;
+    bool waits = once && weight && !c->norms_replace && f->ops->norm_linear;
     bool joins = partial && f->ops->reduce_norm && !(waits && f->reduce.whole);
     f->pending = f->partial = false;
     f->x_scale = 0.0f;
@@ -193,7 +198,7 @@ struct product_sums *flow_sums_for_norm(struct flow *f, const struct weight *pos
     struct model *m = f->m;
     struct norm_args next = {.x = f->x,
                              .delta = m->delta,
-                             .out = f->h,
+                             .out = norm_output(f),
                              .n_rows = f->n_rows,
                              .width = m->config->hidden,
                              .kind = m->config->norm_kind};

@@ -76,6 +76,23 @@ static const struct tensor_names gemma4_names = {GEMMA_BASE,
                                                  .experts_gate_up = "experts.gate_up_proj",
                                                  .experts_down = "experts.down_proj"};
 
+/* Settings that all Gemmas share: weights of norms are stored minus 1, and embeddings are
+ * multiplied by the root of the width, rounded to the model's dtype. Later Gemmas change some of
+ * this. */
+static void read_gemma(const struct json *j, struct model_config *c)
+{
+    c->q_bias = c->o_bias = json_get_bool(j, "attention_bias", false);
+    c->norm_offset = 1.0f;
+    c->tied = true;
+    c->norm_place = NORM_SANDWICH;
+    c->embed_scale = sqrtf((float)c->hidden);
+    c->embed_scale_rounded = true;
+    double scalar = json_get_number(j, "query_pre_attn_scalar", c->head_dim);
+    c->attn_scale = (float)(1.0 / sqrt(scalar));
+    c->attn_softcap = (float)json_get_number(j, "attn_logit_softcapping", 0.0);
+    c->final_softcap = (float)json_get_number(j, "final_logit_softcapping", 0.0);
+}
+
 /* "vision" concerns only images, which are unsupported anyway. */
 static enum status refuse_two_ways(const struct json *j, struct err *err)
 {
@@ -88,29 +105,17 @@ static enum status refuse_two_ways(const struct json *j, struct err *err)
     return OK;
 }
 
-/* Settings that all Gemmas share: weights of norms are stored minus 1, and embeddings are
- * multiplied by the root of the width, rounded to the model's dtype. Later Gemmas change some of
- * this. */
-static enum status read_gemma(const struct json *j, struct model_config *c, struct err *err)
+static enum status read_causal_gemma(const struct json *j, struct model_config *c, struct err *err)
 {
-    c->q_bias = c->o_bias = json_get_bool(j, "attention_bias", false);
-    c->norm_offset = 1.0f;
-    c->tied = true;
-    c->norm_place = NORM_SANDWICH;
-    c->embed_scale = sqrtf((float)c->hidden);
-    c->embed_scale_rounded = true;
     TRY(refuse_two_ways(j, err));
-    double scalar = json_get_number(j, "query_pre_attn_scalar", c->head_dim);
-    c->attn_scale = (float)(1.0 / sqrt(scalar));
-    c->attn_softcap = (float)json_get_number(j, "attn_logit_softcapping", 0.0);
-    c->final_softcap = (float)json_get_number(j, "final_logit_softcapping", 0.0);
+    read_gemma(j, c);
     return OK;
 }
 
 /* The first Gemma has norms before sub-layers only, and no soft caps. */
 static enum status read_gemma1(const struct json *j, struct model_config *c, struct err *err)
 {
-    TRY(read_gemma(j, c, err));
+    TRY(read_causal_gemma(j, c, err));
     c->norm_place = NORM_PRE;
     c->attn_scale = 1.0f / sqrtf((float)c->head_dim);
     c->attn_softcap = c->final_softcap = 0.0f;
@@ -122,7 +127,7 @@ static enum status read_gemma1(const struct json *j, struct model_config *c, str
 
 static enum status read_gemma2(const struct json *j, struct model_config *c, struct err *err)
 {
-    TRY(read_gemma(j, c, err));
+    TRY(read_causal_gemma(j, c, err));
     family_window_on_even(j, c);
     return OK;
 }
@@ -161,15 +166,33 @@ static enum status read_glimmer(const struct json *j, struct model_config *c, st
 }
 
 /* All layers except every sixth have a window and a separate rope. */
+/* EmbeddingGemma: the window of both directions together is what the config calls the window. */
+static enum status halve_windows(const struct json *j, struct model_config *c, struct err *err)
+{
+    (void)j;
+    (void)err;
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        if (c->layers[i].window > 0) {
+            c->layers[i].window = c->layers[i].window / 2 + 1;
+        }
+    }
+    return OK;
+}
+
 static enum status read_gemma3(const struct json *j, struct model_config *c, struct err *err)
 {
-    TRY(read_gemma(j, c, err));
+    (void)err;
+    read_gemma(j, c);
     c->attn_softcap = 0.0f; // the key exists, but transformers ignores it
     c->qk_norm = QK_NORM_HEAD;
     c->n_ropes = 2;
     int64_t pattern = json_get_int(j, "sliding_window_pattern", 6);
     pattern = json_get_int(j, "_sliding_window_pattern", pattern);
     family_window_but_every(j, pattern, c);
+    c->bidirectional = json_get_bool(j, "use_bidirectional_attention", false);
+    if (c->bidirectional) {
+        c->read_layers = halve_windows;
+    }
     return OK;
 }
 
@@ -307,7 +330,7 @@ static enum status read_gemma4_layers(const struct json *j, struct model_config 
  * between layers. */
 static enum status read_gemma4(const struct json *j, struct model_config *c, struct err *err)
 {
-    TRY(read_gemma(j, c, err));
+    TRY(read_causal_gemma(j, c, err));
     c->norm_offset = 0.0f;
     c->attn_scale = 1.0f;
     c->attn_softcap = 0.0f;
@@ -390,7 +413,7 @@ static enum status read_gemma3n_layers(const struct json *j, struct model_config
  * and first layers in which few gates are open. */
 static enum status read_gemma3n(const struct json *j, struct model_config *c, struct err *err)
 {
-    TRY(read_gemma(j, c, err));
+    TRY(read_causal_gemma(j, c, err));
     c->norm_offset = 0.0f;
     c->attn_scale = 1.0f;
     c->attn_softcap = 0.0f;

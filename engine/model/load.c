@@ -161,6 +161,19 @@ static enum status load_inner_norms(struct loader *l, int32_t layer, struct laye
     return OK;
 }
 
+/* Loads the norm before a layer's mixer. Where the embedding has a norm, that is the first layer's,
+ * and if norms follow the sums, the norm before a layer is the last one of the layer before it. */
+static enum status load_attn_norm(struct loader *l, const struct tensor_names *names, int32_t layer,
+                                  struct layer_weights *w)
+{
+    const struct model_config *c = l->c;
+    const int32_t owner = c->norm_place == NORM_SUM ? layer - 1 : layer;
+    if (names->embed_norm && layer == 0) {
+        return OK;
+    }
+    return layer_norm(l, names->attn_norm, owner, c->norm_bias, &w->attn_norm, &w->attn_norm_bias);
+}
+
 /* Each loader skips weights that the layer does not have. */
 static enum status load_layer(struct loader *l, int32_t layer, struct layer_weights *w)
 {
@@ -168,8 +181,7 @@ static enum status load_layer(struct loader *l, int32_t layer, struct layer_weig
     const struct tensor_names norms = norms_of(c, layer), *names = &norms;
     const struct layer_config *lc = &c->layers[layer];
     if (lc->kv >= 0 || lc->state >= 0) {
-        TRY(layer_norm(l, names->attn_norm, layer, c->norm_bias, &w->attn_norm,
-                       &w->attn_norm_bias));
+        TRY(load_attn_norm(l, names, layer, w));
         TRY(layer_norm(l, names->attn_post_norm, layer, false, &w->attn_post_norm, NULL));
     }
     if ((!c->parallel_residual || c->parallel_norms) && !lc->no_ffn) {
@@ -204,9 +216,8 @@ static enum status load_inputs(struct loader *l)
     return part_vector(l, c->names->inputs_norm, ".weight", c->layer_input, &l->m->inputs_norm);
 }
 
-/* Loads the embedding, the final norm and the output head. A tied head is the embedding itself,
- * unless the ranks share its rows. */
-static enum status load_ends(struct loader *l)
+/* Loads what the embedding of a row consists of, and its norm. */
+static enum status load_embedding(struct loader *l)
 {
     const struct model_config *c = l->c;
     struct model *m = l->m;
@@ -216,13 +227,44 @@ static enum status load_ends(struct loader *l)
         const int64_t n = (int64_t)c->first_position + c->n_positions;
         TRY(part_table(l, c->names->positions, n, c->hidden, &m->positions));
     }
+    if (c->n_token_types > 0) {
+        TRY(part_table(l, c->names->token_types, c->n_token_types, c->hidden, &m->token_types));
+    }
+    if (!c->names->embed_norm) {
+        return OK;
+    }
+    TRY(part_norm(l, c->names->embed_norm, false, &m->embed_norm));
+    return c->norm_bias
+               ? part_vector(l, c->names->embed_norm, ".bias", c->hidden, &m->embed_norm_bias)
+               : OK;
+}
+
+/* If norms follow the sums, the final norm is that of the last layer. */
+static enum status load_final_norm(struct loader *l)
+{
+    const struct model_config *c = l->c;
+    struct model *m = l->m;
+    if (c->norm_place == NORM_SUM) {
+        return layer_norm(l, c->names->attn_norm, c->n_layers - 1, c->norm_bias, &m->final_norm,
+                          &m->final_norm_bias);
+    }
+    TRY(part_norm(l, c->names->final_norm, false, &m->final_norm));
+    return c->norm_bias
+               ? part_vector(l, c->names->final_norm, ".bias", c->hidden, &m->final_norm_bias)
+               : OK;
+}
+
+/* Loads the embedding, the final norm and the output head. A tied head is the embedding itself,
+ * unless the ranks share its rows. */
+static enum status load_ends(struct loader *l)
+{
+    const struct model_config *c = l->c;
+    struct model *m = l->m;
+    TRY(load_embedding(l));
     TRY(load_inputs(l));
     TRY(load_stream_ends(l));
     TRY(load_end_hyper(l));
-    TRY(part_norm(l, c->names->final_norm, false, &m->final_norm));
-    if (c->norm_bias) {
-        TRY(part_vector(l, c->names->final_norm, ".bias", c->hidden, &m->final_norm_bias));
-    }
+    TRY(load_final_norm(l));
     if (part_is_headless(l)) {
         return OK;
     }

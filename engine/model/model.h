@@ -154,7 +154,9 @@ struct model {
     bool exact_ranks; // see struct backend_facts
     float embed_scale, inputs_scale;
     const struct weight *embed, *final_norm, *final_norm_bias;
-    const struct weight *positions; // NULL: the model has no learned positions
+    const struct weight *embed_norm, *embed_norm_bias; // NULL: the embedding is not normed
+    const struct weight *positions;                    // NULL: the model has no learned positions
+    const struct weight *token_types;                  // NULL: the model has no token types
     const struct weight *head; // NULL: the checkpoint has none, and logits must not be requested
     const struct weight *inputs_embed, *inputs_proj, *inputs_norm; // per-layer inputs
     // to and from each stream but the first, before and after all layers

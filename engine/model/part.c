@@ -90,7 +90,8 @@ bool part_head_is_tied(struct loader *l)
 
 bool part_is_headless(const struct loader *l)
 {
-    return l->form->model[0] == '\0' && l->c->untied && !part_exists(l, l->c->names->head);
+    return l->c->bidirectional ||
+           (l->form->model[0] == '\0' && l->c->untied && !part_exists(l, l->c->names->head));
 }
 
 enum purpose { OF_THE_MODEL, OF_IMAGE_OR_SOUND, OF_DRAFTS, DERIVED, N_PURPOSES };
@@ -184,6 +185,8 @@ static const struct name_form forms[] = {
     {"thinker.model.language_model.", "thinker."},
     {"backbone.", ""}, // Nemotron-H
     {"language_model.backbone.", "language_model."},
+    {"bert.", ""},
+    {"roberta.", ""},
     {"transformer.", ""}, // GPT-2 and its kin
     {"gpt_neox.", ""},
     {"biogpt.", ""},

@@ -93,7 +93,8 @@ enum dtype part_embed_dtype(const struct loader *l, enum dtype otherwise);
 bool part_head_is_tied(struct loader *l);
 /* Loads the output head, or this rank's share of it. stays_plain: as in struct stack. */
 enum status part_head(struct loader *l, const char *base, bool stays_plain);
-/* True if the model was saved without its output head and that head is not the embedding. */
+/* True if the model has no output head: encoders have none, and others may be saved without it if
+ * it is not the embedding. */
 bool part_is_headless(const struct loader *l);
 /* Reports tensors that nobody requested. Those of other modalities and of draft modules are
  * ignored; others cause a warning, because config.json may describe another model than the files

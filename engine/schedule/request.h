@@ -117,6 +117,9 @@ struct engine_request {
     const char *grammar_after;
     int32_t grammar_after_id;
     const struct thinking_limit *thinking; // NULL: reasoning may have any length
+    /* The prompt consists of two texts, of which the second begins at this token; 0: of one. Models
+     * with token types tell them apart. */
+    int32_t second;
     enum pool_kind pool; // unless POOL_NONE, no tokens are sampled and `pooled` is filled in
     bool tells_prompt;   // signals progress after each chunk of the prompt, too
     int64_t deadline_ns; // on the monotonic clock; 0: none

@@ -87,7 +87,7 @@ def fill_weights(model, generator):
             value = tensor.shape[-1] ** -0.5 * noise
         elif "layernorm.mlp." in name:  # the gate of a norm
             value = 1.3 / tensor.shape[-1] ** 0.5 * noise
-        elif "norm" in name or ".ln_" in name:
+        elif "norm" in name or ".ln_" in name or "LayerNorm" in name:
             value = 0.1 * noise + (0.0 if adds_one else 1.0)
         elif name.endswith("modality_router.weight"):  # its products are divided by the width
             value = tensor.shape[-1] ** 0.5 * noise
@@ -97,6 +97,8 @@ def fill_weights(model, generator):
             value = 0.2 * noise + 1.0
         elif name.endswith(("layer_scalar", "router.scale", "per_expert_scale", "lambda_1", "lambda_2")):
             value = 0.2 * noise + 1.0
+        elif name.startswith("embeddings.") or ".embeddings." in name:  # of an encoder: words, positions, types
+            value = 0.5 * noise
         elif "embed_tokens" in name:
             # Gemma multiplies embeddings by sqrt(hidden), and its tied head uses them unscaled.
             value = (0.12 if is_gemma else 0.4 if model.config.tie_word_embeddings else 0.8) * noise

@@ -223,7 +223,7 @@ static void toy_rows(struct test_pass *t, int32_t n, int32_t step, int32_t n_eac
             const int32_t pos = step + r, token = pos < last ? 100 * r + i : -1;
             t->rows[i * n_each + r] = (struct pass_row){i, token, pos, pos};
         }
-        t->seqs[i] = (struct pass_seq){i, i * n_each, n_each, step, false, 0};
+        t->seqs[i] = (struct pass_seq){i, i * n_each, n_each, step, false, 0, 0};
         t->out_rows[i] = (i + 1) * n_each - 1;
         t->draws[i] =
             (struct pass_draw){.out_row = i, .lane = i, .pos = last, .keep = true, .tree_row = -1};

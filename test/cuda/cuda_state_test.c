@@ -102,7 +102,7 @@ static void begin(struct scene *s)
 static void add(struct scene *s, int32_t lane, int32_t n_past, const int32_t *ids, int32_t n)
 {
     struct pass *pass = &s->t.pass;
-    s->t.seqs[pass->n_seqs++] = (struct pass_seq){lane, pass->n_rows, n, n_past, false, 0};
+    s->t.seqs[pass->n_seqs++] = (struct pass_seq){lane, pass->n_rows, n, n_past, false, 0, 0};
     for (int32_t i = 0; i < n; i++) {
         s->ids[pass->n_rows + i] = ids[i];
         s->t.rows[pass->n_rows + i] = (struct pass_row){lane, 1, n_past + i, n_past + i};

@@ -325,7 +325,8 @@ struct op_pass {
 
 static inline void op_add_seq(struct op_pass *p, int32_t lane, int32_t n_past, int32_t n_rows)
 {
-    p->seqs[p->pass.n_seqs++] = (struct pass_seq){lane, p->pass.n_rows, n_rows, n_past, false, 0};
+    p->seqs[p->pass.n_seqs++] =
+        (struct pass_seq){lane, p->pass.n_rows, n_rows, n_past, false, 0, 0};
     for (int32_t i = 0; i < n_rows; i++) {
         p->rows[p->pass.n_rows++] = (struct pass_row){lane, 1, n_past + i, n_past + i};
     }

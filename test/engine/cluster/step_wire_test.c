@@ -98,8 +98,8 @@ static void fill_pass(struct step *st)
     st->rows[0] = (struct pass_row){2, -1, 3, 3};
     st->rows[1] = (struct pass_row){3, 49, 0, 0};
     st->rows[2] = (struct pass_row){3, 1, 1, 2};
-    st->seqs[0] = (struct pass_seq){2, 0, 1, 3, false, 0};
-    st->seqs[1] = (struct pass_seq){3, 1, 2, 0, true, 2};
+    st->seqs[0] = (struct pass_seq){2, 0, 1, 3, false, 0, 0};
+    st->seqs[1] = (struct pass_seq){3, 1, 2, 0, true, 2, 1};
     st->groups[0] = (struct pass_group){0, 2, 1};
     st->out_rows[0] = 0;
     st->out_rows[1] = 2;
@@ -131,7 +131,7 @@ static void fill_draft(struct step *st)
                             .n_draws = 1,
                             .draws = d->draws};
     d->rows[0] = (struct pass_row){1, 5, 2, 2};
-    d->seqs[0] = (struct pass_seq){1, 0, 1, 2, false, 3};
+    d->seqs[0] = (struct pass_seq){1, 0, 1, 2, false, 3, 0};
     d->out_rows[0] = 0;
     d->draws[0] = (struct pass_draw){
         .lane = 1, .pos = 2, .kind = DRAW_DRAFT, .tree_row = -1, .more = 3, .more_slot = 5};
