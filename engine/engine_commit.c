@@ -183,6 +183,23 @@ static void commit_scores(struct engine *e, const struct planned_step *ps)
     }
 }
 
+/* Adds one row's values to a request's result. The backend returns sums: of a mean over the whole
+ * prompt, otherwise over one row. `complete`: it was the last. */
+static void take_pooled(const struct engine *e, struct engine_request *r, const float *sum,
+                        int32_t pos, bool complete)
+{
+    const int32_t hidden = e->info.hidden;
+    const float n = r->pool == POOL_MEAN ? (float)r->n_prompt : 1.0f;
+    float *to = r->pooled + (r->pool == POOL_TOKENS ? (size_t)pos * (size_t)hidden : 0);
+    const bool grows = r->pool == POOL_MAX && pos > 0;
+    for (int32_t k = 0; k < hidden; k++) {
+        to[k] = grows ? greater(sum[k], to[k]) : sum[k] / n;
+    }
+    if (complete && r->pool != POOL_TOKENS) {
+        pooling_apply(&e->ranks.rank[0].target.pooling, to, hidden, to);
+    }
+}
+
 static void commit_pools(struct engine *e, const struct planned_step *ps)
 {
     size_t hidden = (size_t)e->info.hidden;
@@ -192,19 +209,15 @@ static void commit_pools(struct engine *e, const struct planned_step *ps)
         if (o->seq->state == SEQ_RETIRING || !ps->step.pools[i].finish) {
             continue;
         }
-        // The backend returns a sum: for a mean over the whole prompt, otherwise over one row.
         const struct pass_pool *pool = &ps->step.pools[i];
-        float n = r->pool == POOL_MEAN ? (float)o->seq->n_prompt : 1.0f;
         const float *sum = step_results(ps)->pooled + (size_t)i * hidden;
-        float *to = r->pooled + (r->pool == POOL_TOKENS ? (size_t)o->pos * hidden : 0);
+        const bool complete = o->pos == o->seq->n_prompt - 1;
         if (!engine_is_finite(sum, e->info.hidden)) {
             engine_fail_broken(e, o->seq, ps, pool->first_out + pool->n_out - 1);
             continue;
         }
-        for (size_t k = 0; k < hidden; k++) {
-            to[k] = sum[k] / n;
-        }
-        if (o->pos == o->seq->n_prompt - 1) {
+        take_pooled(e, r, sum, o->pos, complete);
+        if (complete) {
             requests_finish(e, o->seq, FINISH_STOP);
         }
     }

@@ -205,6 +205,22 @@ static enum status check_heads(struct engine *e, struct err *err)
     return OK;
 }
 
+/* A classifier's head is its pooling. Node 0, whose engine applies it, reads the modules of others.
+ */
+static enum status open_pooling(struct engine *e, struct err *err)
+{
+    struct pooling *p = &e->ranks.rank[0].target.pooling;
+    if (p->n_labels == 0 && e->checkpoint) {
+        TRY(pooling_read_modules(e->model_dir, e->config.hidden, e->config.bidirectional, p, err));
+    }
+    e->info.pooled_width = pooling_width(p, e->config.hidden);
+    e->info.n_labels = p->n_labels;
+    e->info.pooling = p->kind;
+    e->info.encoder = e->config.bidirectional;
+    e->info.pair_types = e->config.n_token_types > 1;
+    return OK;
+}
+
 enum status engine_load(struct engine *e, struct err *err)
 {
     TRY(engine_read_models(e, err));
@@ -217,6 +233,7 @@ enum status engine_load(struct engine *e, struct err *err)
     TRY(engine_on_ranks(e, load_rank, err));
     TRY(engine_on_ranks(e, load_drafts, err));
     TRY(check_heads(e, err));
+    TRY(open_pooling(e, err));
     e->info.n_parameters = e->ranks.rank[0].target.n_parameters;
     e->info.weight_bytes = e->ranks.rank[0].target.weight_bytes * (size_t)e->info.n_ranks;
     TRY(engine_kv_choose(e, err));

@@ -32,8 +32,14 @@ struct engine_info {
     size_t state_bytes;
     const char *kv_cache_dtype; // the KV format, by its name on the command line
     int32_t n_ranks, n_nodes;
-    bool headless;      // the checkpoint has no output head, so only pooling requests are possible
-    int32_t n_adapters; // places of low-rank adapters, with those of options.spare_adapters
+    bool headless; // the checkpoint has no output head, so only pooling requests are possible
+    /* The width of pooled vectors, of classes if there are any (n_labels), and the pooling for
+     * which the checkpoint was made; POOL_NONE: its files do not say. */
+    int32_t pooled_width, n_labels;
+    enum pool_kind pooling;
+    bool encoder; // rows see each other: a prompt is one pass, and there are no tokens to generate
+    bool pair_types;       // it tells the two texts of a pair apart by their types
+    int32_t n_adapters;    // places of low-rank adapters, with those of options.spare_adapters
     int32_t n_spec_tokens; // maximum number of drafts per sequence and step; 0: no speculation
 };
 

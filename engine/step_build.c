@@ -254,23 +254,25 @@ static void add_pool(struct planned_step *ps, struct sequence *seq, int32_t firs
                                                       .finish = finish};
 }
 
-/* A mean needs all rows, over several steps; the last state only the last row. */
+/* A mean needs all rows, over several steps; the last state only the last row. The first one is
+ * that of an encoder, whose rows are all in one pass. The maximum is found on the host. */
 static void build_pool(struct planned_step *ps, const struct plan_entry *e, int32_t first_row)
 {
     struct step *st = &ps->step;
     struct sequence *seq = e->seq;
-    enum pool_kind kind = seq->request->pool;
-    int32_t first_out = st->pass.n_out, n_out = kind == POOL_LAST ? e->draws : e->n_rows;
-    int32_t last = e->first + e->n_rows - 1;
+    const enum pool_kind kind = seq->request->pool;
+    const bool one = kind == POOL_LAST || kind == POOL_FIRST;
+    const bool each = kind == POOL_TOKENS || kind == POOL_MAX;
+    const int32_t first_out = st->pass.n_out, n_out = one ? e->draws : e->n_rows;
+    const int32_t last = e->first + e->n_rows - 1;
     for (int32_t i = 0; i < n_out; i++) {
-        add_out(ps, first_row + e->n_rows - n_out + i);
+        add_out(ps, first_row + (kind == POOL_FIRST ? 0 : e->n_rows - n_out + i));
     }
-    for (int32_t i = 0; i < n_out && kind == POOL_TOKENS; i++) {
+    for (int32_t i = 0; i < n_out && each; i++) {
         add_pool(ps, seq, first_out + i, 1, e->first + i, true, true);
     }
-    if (n_out > 0 && kind != POOL_TOKENS) {
-        bool start = kind == POOL_LAST || e->first == 0;
-        add_pool(ps, seq, first_out, n_out, last, start, e->draws);
+    if (n_out > 0 && !each) {
+        add_pool(ps, seq, first_out, n_out, last, one || e->first == 0, e->draws);
     }
     st->want.pooled = true;
 }

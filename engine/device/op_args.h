@@ -269,8 +269,8 @@ struct attention_args {
     float scale;
     int32_t window; // key j is visible to position i iff i - window < j, and in a bidirectional
                     // pass also j < i + window; 0: no window
-    int32_t chunk; // only keys from i / chunk * chunk on are visible; 0: no chunks
-    float softcap; // 0: none; otherwise scores become cap * tanh(score / cap) before masking
+    int32_t chunk;  // only keys from i / chunk * chunk on are visible; 0: no chunks
+    float softcap;  // 0: none; otherwise scores become cap * tanh(score / cap) before masking
     const struct weight *sinks;    // VECTOR [n_heads]: added to the denominator only; NULL: none
     const struct key_picks *picks; // only these keys are visible, without windows, chunks and caps;
                                    // NULL: all

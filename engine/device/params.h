@@ -30,9 +30,9 @@ enum {
  * float. */
 #define MAX_TEMPERATURE 1e30f
 
-/* What a request for embeddings gets: the last hidden state of its prompt, the mean of all, or each
- * of them. */
-enum pool_kind { POOL_NONE, POOL_LAST, POOL_MEAN, POOL_TOKENS };
+/* What a request for embeddings gets: the last or the first hidden state of its prompt, the mean of
+ * all, the largest value of each element, or each of them. */
+enum pool_kind { POOL_NONE, POOL_LAST, POOL_MEAN, POOL_TOKENS, POOL_FIRST, POOL_MAX };
 
 struct logit_bias {
     int32_t token;

@@ -5,6 +5,7 @@
 #ifndef SLUICE_ENGINE_MODEL_CONFIG_H
 #define SLUICE_ENGINE_MODEL_CONFIG_H
 
+#include "engine/model/pooling.h"
 #include "engine/model/recurrent.h"
 
 enum {
@@ -228,6 +229,14 @@ struct model_config {
     float routed_spread; // for MOE_MIXER
     int32_t n_group, topk_group;
 
+    /* The checkpoint is a classifier of texts with n classes; 0: it is not. Its head reads the
+     * first row, or with `mean` the mean of all. */
+    struct {
+        int32_t n;
+        bool mean;
+        enum pool_act act;
+    } labels;
+
     struct state_config state; // describes the layers with a recurrent state, if there are any
     struct head_config head;
 
@@ -308,7 +317,8 @@ struct tensor_names {
     /* The norm of the embedding, which becomes the residual. The first layer then has no attn_norm;
      * and with NORM_SUM, attn_norm is that after a layer. */
     const char *embed_norm;
-    const char *layers; // replaces "layers."; NULL: it stays
+    const char *label_dense, *label_norm, *labels; // a classifier's head: see labels.c
+    const char *layers;                            // replaces "layers."; NULL: it stays
     /* Layers 2 n and 2 n + 1 are one in checkpoints. In names of layers '#' stands for which of the
      * two it is. */
     bool paired;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Encoders: every row attends to all rows of its text. They serve as embedding models, rerankers and
- * classifiers, and have no output head. */
+/* Encoders: every row attends to all rows of its text. They serve as embedding models, rerankers
+ * and classifiers, and have no output head. */
 #include "engine/base/json.h"
 #include "engine/base/optional.h"
 #include "engine/model/family_parts.h"
@@ -16,34 +16,42 @@
     .ffn_norm = "attention.output.LayerNorm", .up = "intermediate.dense", .down = "output.dense",  \
     .attn_norm = "output.LayerNorm"
 
-static const struct tensor_names bert_names = {BERT_NAMES};
+#define POOLER_LABELS .label_dense = "model.pooler.dense", .labels = "classifier"
 
-static const struct tensor_names distilbert_names = {
-    .layers = "transformer.layer.",
-    .embed = "model.embeddings.word_embeddings",
-    .positions = "model.embeddings.position_embeddings",
-    .embed_norm = "model.embeddings.LayerNorm",
-    .q = "attention.q_lin",
-    .k = "attention.k_lin",
-    .v = "attention.v_lin",
-    .o = "attention.out_lin",
-    .ffn_norm = "sa_layer_norm",
-    .up = "ffn.lin1",
-    .down = "ffn.lin2",
-    .attn_norm = "output_layer_norm"};
+static const struct tensor_names bert_names = {BERT_NAMES, POOLER_LABELS};
 
-static const struct tensor_names nomic_names = {
-    .layers = "encoder.layers.",
-    .embed = "model.embeddings.word_embeddings",
-    .token_types = "model.embeddings.token_type_embeddings",
-    .embed_norm = "model.emb_ln",
-    .qkv = "attn.Wqkv",
-    .o = "attn.out_proj",
-    .ffn_norm = "norm1",
-    .gate = "mlp.fc12",
-    .up = "mlp.fc11",
-    .down = "mlp.fc2",
-    .attn_norm = "norm2"};
+static const struct tensor_names roberta_names = {BERT_NAMES, .label_dense = "classifier.dense",
+                                                  .labels = "classifier.out_proj"};
+
+static const struct tensor_names distilbert_names = {.layers = "transformer.layer.",
+                                                     .embed = "model.embeddings.word_embeddings",
+                                                     .positions =
+                                                         "model.embeddings.position_embeddings",
+                                                     .embed_norm = "model.embeddings.LayerNorm",
+                                                     .q = "attention.q_lin",
+                                                     .k = "attention.k_lin",
+                                                     .v = "attention.v_lin",
+                                                     .o = "attention.out_lin",
+                                                     .ffn_norm = "sa_layer_norm",
+                                                     .up = "ffn.lin1",
+                                                     .down = "ffn.lin2",
+                                                     .attn_norm = "output_layer_norm",
+                                                     .label_dense = "pre_classifier",
+                                                     .labels = "classifier"};
+
+static const struct tensor_names nomic_names = {.layers = "encoder.layers.",
+                                                .embed = "model.embeddings.word_embeddings",
+                                                .token_types =
+                                                    "model.embeddings.token_type_embeddings",
+                                                .embed_norm = "model.emb_ln",
+                                                .qkv = "attn.Wqkv",
+                                                .o = "attn.out_proj",
+                                                .ffn_norm = "norm1",
+                                                .gate = "mlp.fc12",
+                                                .up = "mlp.fc11",
+                                                .down = "mlp.fc2",
+                                                .attn_norm = "norm2",
+                                                POOLER_LABELS};
 
 static const struct tensor_names modernbert_names = {.embed = "model.embeddings.tok_embeddings",
                                                      .embed_norm = "model.embeddings.norm",
@@ -53,7 +61,20 @@ static const struct tensor_names modernbert_names = {.embed = "model.embeddings.
                                                      .qkv = "attn.Wqkv",
                                                      .o = "attn.Wo",
                                                      .gate_up = "mlp.Wi",
-                                                     .down = "mlp.Wo"};
+                                                     .down = "mlp.Wo",
+                                                     .label_dense = "head.dense",
+                                                     .label_norm = "head.norm",
+                                                     .labels = "classifier"};
+
+/* The number of classes of a classifier; 0: the checkpoint is none. */
+static int32_t n_labels(const struct json *j)
+{
+    const char *class = or_empty(json_string(json_first(json_get(j, "architectures"))));
+    const struct json *names = json_get(j, "id2label");
+    const int64_t n =
+        json_is(names, JSON_OBJECT) ? (int64_t)json_count(names) : json_get_int(j, "num_labels", 2);
+    return strstr(class, "ForSequenceClassification") ? (int32_t)n : 0;
+}
 
 /* What all of them share. Heads have keys of their own and fill the hidden size. */
 static enum status read_encoder(const struct json *j, const char *eps_key, double eps,
@@ -68,6 +89,8 @@ static enum status read_encoder(const struct json *j, const char *eps_key, doubl
                        c->n_heads, c->head_dim, c->hidden);
     }
     c->bidirectional = true;
+    c->labels.n = n_labels(j);
+    c->labels.act = POOL_ACT_TANH;
     c->n_kv_heads = c->n_heads;
     c->norm_kind = NORM_LAYER;
     c->norm_eps = (float)json_get_number(j, eps_key, eps);
@@ -139,6 +162,7 @@ static enum status read_distilbert(const struct json *j, struct model_config *c,
 {
     TRY(read_post_norms(j, 1e-12, c, err));
     c->norm_eps = 1e-12f;
+    c->labels.act = POOL_ACT_RELU;
     c->gated = false;
     c->q_bias = c->o_bias = c->mlp_bias = true;
     return learned_positions(j, 0, c, err);
@@ -180,11 +204,26 @@ static void modernbert_ropes(const struct json *j, struct model_config *c)
     }
 }
 
+static enum status modernbert_labels(const struct json *j, struct model_config *c, struct err *err)
+{
+    const char *act = or_text(json_get_string(j, "classifier_activation"), "gelu");
+    const char *pooling = or_text(json_get_string(j, "classifier_pooling"), "cls");
+    c->labels.mean = strcmp(pooling, "mean") == 0;
+    if (!pool_act_named(act, &c->labels.act) || (!c->labels.mean && strcmp(pooling, "cls") != 0)) {
+        return err_set(err, ERR_UNSUPPORTED,
+                       "config.json: the classifier_activation '%.40s' or the classifier_pooling "
+                       "'%.40s' is not supported",
+                       act, pooling);
+    }
+    return OK;
+}
+
 /* Norms come before sub-layers. Most layers see only rows nearby, with a rope of their own. */
 static enum status read_modernbert(const struct json *j, struct model_config *c, struct err *err)
 {
     const int64_t every = json_get_int(j, "global_attn_every_n_layers", 3);
     TRY(read_encoder(j, "norm_eps", 1e-5, c, err));
+    TRY(modernbert_labels(j, c, err));
     c->norm_bias = json_get_bool(j, "norm_bias", false);
     c->q_bias = c->o_bias = json_get_bool(j, "attention_bias", false);
     c->mlp_bias = json_get_bool(j, "mlp_bias", false);
@@ -201,9 +240,9 @@ static enum status read_modernbert(const struct json *j, struct model_config *c,
 
 static const struct family rows[] = {
     {"bert", &bert_names, "{" BERT_DEFAULTS "}", read_bert},
-    {"roberta", &bert_names, ROBERTA_DEFAULTS, read_roberta},
-    {"xlm-roberta", &bert_names, ROBERTA_DEFAULTS, read_roberta},
-    {"camembert", &bert_names, ROBERTA_DEFAULTS, read_roberta},
+    {"roberta", &roberta_names, ROBERTA_DEFAULTS, read_roberta},
+    {"xlm-roberta", &roberta_names, ROBERTA_DEFAULTS, read_roberta},
+    {"camembert", &roberta_names, ROBERTA_DEFAULTS, read_roberta},
     {"distilbert", &distilbert_names,
      "{\"max_position_embeddings\":512,\"activation\":\"gelu\",\"other_keys\":{\"dim\":\"hidden_"
      "size\",\"n_layers\":\"num_hidden_layers\",\"n_heads\":\"num_attention_heads\",\"hidden_dim\":"

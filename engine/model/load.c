@@ -486,6 +486,7 @@ static enum status load_weights(struct loader *l)
     const struct model_load_options *options = l->options;
     const struct model_config *c = l->c;
     TRY(c->head.kind == HEAD_NONE ? load_ends(l) : load_head(l));
+    TRY(load_labels(l));
     for (int32_t i = 0; i < c->n_layers; i++) {
         TRY(load_layer(l, i, &l->m->layers[i]));
         if (options->on_progress) {
@@ -581,6 +582,7 @@ void model_deinit(struct model *m)
     }
     free(m->adapted);
     free(m->draft.ids);
+    pooling_deinit(&m->pooling);
     m->layers = NULL;
     m->rope_factors = NULL;
     m->adapted = NULL;

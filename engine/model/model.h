@@ -154,6 +154,7 @@ struct model {
     bool exact_ranks; // see struct backend_facts
     float embed_scale, inputs_scale;
     const struct weight *embed, *final_norm, *final_norm_bias;
+    struct pooling pooling;                            // loaded on rank 0
     const struct weight *embed_norm, *embed_norm_bias; // NULL: the embedding is not normed
     const struct weight *positions;                    // NULL: the model has no learned positions
     const struct weight *token_types;                  // NULL: the model has no token types

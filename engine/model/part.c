@@ -99,7 +99,8 @@ enum purpose { OF_THE_MODEL, OF_IMAGE_OR_SOUND, OF_DRAFTS, DERIVED, N_PURPOSES }
 /* The purpose of an unused tensor, guessed from part of its name. */
 static enum purpose purpose_of(const struct loader *l, const char *name)
 {
-    if (strstr(name, "rotary_emb.inv_freq") || check_is_mask(name)) {
+    if (strstr(name, "rotary_emb.inv_freq") || strstr(name, "embeddings.position_ids") ||
+        check_is_mask(name)) {
         return DERIVED; // old files store them, although they can be computed
     }
     if (wrapper_is_tower(name)) {
@@ -187,6 +188,8 @@ static const struct name_form forms[] = {
     {"language_model.backbone.", "language_model."},
     {"bert.", ""},
     {"roberta.", ""},
+    {"distilbert.", ""},
+    {"nomic_bert.", ""},
     {"transformer.", ""}, // GPT-2 and its kin
     {"gpt_neox.", ""},
     {"biogpt.", ""},

@@ -128,7 +128,9 @@ struct engine_request {
     /* Written by the engine into the caller's memory; readable once the request is done
      * (prompt_logprobs: once n_tokens > 0, too). */
     struct token_logprobs *prompt_logprobs; // [n_prompt], entry 0 unused; NULL if not requested
-    float *pooled;                          // [hidden], with pool; POOL_TOKENS: [n_prompt, hidden]
+    /* With pool: room for the wider of [hidden] and [info.pooled_width], of which the latter is
+     * filled in; POOL_TOKENS: [n_prompt, hidden]. */
+    float *pooled;
     int32_t n_preemptions;
     /* May be read at any time. The engine increases n_accepted after n_drafts, so a reader that
      * loads n_accepted first never sees more accepted drafts than drafts. */

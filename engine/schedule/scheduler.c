@@ -105,7 +105,7 @@ struct sequence *scheduler_add(struct scheduler *s, struct engine_request *r, in
 static int32_t out_rows(const struct sequence *seq, int32_t n_rows, int32_t n_drafts, bool draws)
 {
     const struct engine_request *r = seq->request;
-    if (r->pool == POOL_MEAN || r->pool == POOL_TOKENS ||
+    if (r->pool == POOL_MEAN || r->pool == POOL_TOKENS || r->pool == POOL_MAX ||
         (r->params.prompt_logprobs && seq->n_computed < seq->n_prompt)) {
         return n_rows;
     }

@@ -176,38 +176,87 @@ static enum status put_end(int32_t *ids, size_t *n, int64_t id, struct err *err)
     return OK;
 }
 
+/* The ids of a template's token. */
+static enum status put_special(const struct json *specials, const char *name, int32_t *ids,
+                               size_t *n, struct err *err)
+{
+    const struct json *list = json_get(name ? json_get(specials, name) : NULL, "ids");
+    if (!list) {
+        return err_set(err, ERR_FORMAT, "the template's token \"%s\" has no ids", or_empty(name));
+    }
+    for (const struct json *id = json_first(list); id; id = json_next(id)) {
+        int64_t v = -1;
+        json_int64(id, &v);
+        TRY(put_end(ids, n, v, err));
+    }
+    return OK;
+}
+
 /* Supports only templates of the form tokens, text, tokens, which amount to a prefix and a suffix
  * of ids. */
-static enum status read_template(const struct json *node, struct tokenizer *tok, struct err *err)
+static enum status read_single(const struct json *node, struct tokenizer *tok, struct err *err)
 {
-    const struct json *specials = json_get(node, "special_tokens");
     bool seen = false;
     for (const struct json *p = json_first(json_get(node, "single")); p; p = json_next(p)) {
         const struct json *special = json_get(p, "SpecialToken");
-        const char *name = json_get_string(special, "id");
-        if (!special) {
-            if (!json_get(p, "Sequence") || seen) {
-                return err_set(err, ERR_UNSUPPORTED, "a template that is not tokens, text, tokens");
-            }
-            seen = true;
+        if (special) {
+            TRY(put_special(json_get(node, "special_tokens"), json_get_string(special, "id"),
+                            seen ? tok->suffix : tok->prefix,
+                            seen ? &tok->n_suffix : &tok->n_prefix, err));
             continue;
         }
-        const struct json *ids = json_get(name ? json_get(specials, name) : NULL, "ids");
-        if (!ids) {
-            return err_set(err, ERR_FORMAT, "the template's token \"%s\" has no ids",
-                           or_empty(name));
+        if (!json_get(p, "Sequence") || seen) {
+            return err_set(err, ERR_UNSUPPORTED, "a template that is not tokens, text, tokens");
         }
-        for (const struct json *id = json_first(ids); id; id = json_next(id)) {
-            int64_t v = -1;
-            json_int64(id, &v);
-            TRY(put_end(seen ? tok->suffix : tok->prefix, seen ? &tok->n_suffix : &tok->n_prefix, v,
-                        err));
+        seen = true;
+    }
+    return seen ? OK : err_set(err, ERR_UNSUPPORTED, "a template without the text");
+}
+
+/* The template of pairs: both texts in order, with types that do not fall. Few models read pairs,
+ * so that another form matters only to them. */
+static enum status read_pair(const struct json *node, struct pair_ends *pair, struct err *err)
+{
+    static const char *const texts[] = {"A", "B"};
+    size_t part = 0;
+    pair->type_at = -1;
+    for (const struct json *p = json_first(json_get(node, "pair")); p; p = json_next(p)) {
+        const struct json *special = json_get(p, "SpecialToken"), *text = json_get(p, "Sequence");
+        const int64_t type = json_get_int(special ? special : text, "type_id", 0);
+        if (type == 1 && pair->type_at < 0 && part > 0) {
+            pair->type_at = part == 1 ? (int32_t)pair->n[1] : INT32_MAX;
+        }
+        pair->unsupported |= type != (pair->type_at >= 0) || pair->type_at == INT32_MAX;
+        if (special) {
+            TRY(put_special(json_get(node, "special_tokens"), json_get_string(special, "id"),
+                            pair->ids[part], &pair->n[part], err));
+        } else if (part < 2 && strcmp(or_empty(json_get_string(text, "id")), texts[part]) == 0) {
+            part++;
+        } else {
+            pair->unsupported = true;
         }
     }
-    if (!seen) {
-        return err_set(err, ERR_UNSUPPORTED, "a template without the text");
-    }
+    pair->unsupported |= part != 2;
     return OK;
+}
+
+static enum status read_template(const struct json *node, struct tokenizer *tok, struct err *err)
+{
+    tok->pair = (struct pair_ends){0};
+    TRY(read_single(node, tok, err));
+    return read_pair(node, &tok->pair, err);
+}
+
+/* BERT puts one token between the texts and tells them apart, RoBERTa puts two and does not. */
+static enum status make_pair(const struct tokenizer *tok, bool typed, struct pair_ends *pair,
+                             struct err *err)
+{
+    *pair = (struct pair_ends){.type_at = typed ? 1 : -1};
+    TRY(put_end(pair->ids[0], &pair->n[0], tok->prefix[0], err));
+    for (int i = typed; i < 2; i++) {
+        TRY(put_end(pair->ids[1], &pair->n[1], tok->suffix[0], err));
+    }
+    return put_end(pair->ids[2], &pair->n[2], tok->suffix[0], err);
 }
 
 /* ["[SEP]", 102] */
@@ -247,7 +296,8 @@ enum status post_load(const struct json *node, struct tokenizer *tok, struct err
     }
     if (strcmp(type, "BertProcessing") == 0 || strcmp(type, "RobertaProcessing") == 0) {
         TRY(put_end(tok->prefix, &tok->n_prefix, pair_id(json_get(node, "cls")), err));
-        return put_end(tok->suffix, &tok->n_suffix, pair_id(json_get(node, "sep")), err);
+        TRY(put_end(tok->suffix, &tok->n_suffix, pair_id(json_get(node, "sep")), err));
+        return make_pair(tok, type[0] == 'B', &tok->pair, err);
     }
     return err_set(err, ERR_UNSUPPORTED, "the post-processor \"%s\" is not supported", type);
 }

@@ -366,6 +366,16 @@ struct named_token {
     int32_t id; // -1 if it is not in the vocabulary
 };
 
+/* The ids that the post-processor adds to a pair of texts: before, between and after them. Of those
+ * between, the ids from number type_at on have type 1, and so does all that follows; -1: everything
+ * has type 0. */
+struct pair_ends {
+    int32_t ids[3][16];
+    size_t n[3];
+    int32_t type_at;
+    bool unsupported; // the file's template for pairs has another form
+};
+
 /* ---- the whole ---- */
 struct tokenizer {
     struct strings texts;        // spellings of the model's tokens and of added tokens
@@ -401,6 +411,7 @@ struct tokenizer {
 
     int32_t prefix[16], suffix[16]; // ids that the post-processor adds around a text
     size_t n_prefix, n_suffix;
+    struct pair_ends pair;
 
     struct named_token named[16];
     size_t n_named;

@@ -279,6 +279,42 @@ enum status tokenizer_encode(const struct tokenizer *tok, const struct text_span
     return st;
 }
 
+/* Appends ids, and counts them. */
+static enum status put_part(const struct pair_ends *pair, int part, struct ids *out, size_t *n,
+                            struct err *err)
+{
+    for (size_t i = 0; i < pair->n[part]; i++) {
+        if (!ids_put(out, pair->ids[part][i])) {
+            return err_set(err, ERR_LIMIT, "the text is too long");
+        }
+    }
+    *n = pair->n[part];
+    return OK;
+}
+
+enum status tokenizer_encode_pair(const struct tokenizer *tok, const struct text_span texts[2],
+                                  bool parse_special, struct ids *out, struct tokenizer_pair *parts,
+                                  struct err *err)
+{
+    const struct pair_ends *pair = &tok->pair;
+    const struct tokenizer_flags flags = {.add_special = false, .parse_special = parse_special};
+    const size_t start = out->n;
+    *parts = (struct tokenizer_pair){0};
+    if (pair->unsupported) {
+        return err_set(err, ERR_UNSUPPORTED, "the tokenizer's template for pairs is not supported");
+    }
+    TRY(put_part(pair, 0, out, &parts->before, err));
+    TRY(tokenizer_encode(tok, &texts[0], 1, flags, out, err));
+    parts->first = out->n - start - parts->before;
+    TRY(put_part(pair, 1, out, &parts->between, err));
+    const size_t second = out->n;
+    parts->type_at =
+        pair->type_at < 0 ? 0 : second - start - parts->between + (size_t)pair->type_at;
+    TRY(tokenizer_encode(tok, &texts[1], 1, flags, out, err));
+    parts->second = out->n - second;
+    return put_part(pair, 2, out, &parts->after, err);
+}
+
 void tokenizer_free(struct tokenizer *tok)
 {
     if (!tok) {

@@ -63,6 +63,18 @@ enum status tokenizer_encode(const struct tokenizer *tok, const struct text_span
                              size_t n_spans, struct tokenizer_flags flags, struct ids *out,
                              struct err *err);
 
+/* Appends the ids of two texts that a model reads together, with what it expects around and between
+ * them. *parts: the numbers of ids that each part has. If the tokens of the second text have
+ * another type, type_at is the index of the first of them in the whole, otherwise 0.
+ * ERR_UNSUPPORTED: the tokenizer's template for pairs is not supported. */
+struct tokenizer_pair {
+    size_t before, first, between, second, after;
+    size_t type_at;
+};
+enum status tokenizer_encode_pair(const struct tokenizer *tok, const struct text_span texts[2],
+                                  bool parse_special, struct ids *out, struct tokenizer_pair *parts,
+                                  struct err *err);
+
 /* Appends the text of the list like Hugging Face's decode() (a leading space may be dropped).
  * Unknown ids contribute nothing. To decode a stream, see detok.h. */
 void tokenizer_decode(const struct tokenizer *tok, const int32_t *ids, size_t n_ids,

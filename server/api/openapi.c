@@ -402,7 +402,7 @@ static bool is_served(const struct http_route *route, const struct openapi_facts
         return true;
     }
     return (m->fim.there || strcmp(route->path, "/infill") != 0) &&
-           (m->scoring.judges || strcmp(route->path, "/classify") != 0);
+           (m->scoring.judges || m->scoring.labels.n > 0 || strcmp(route->path, "/classify") != 0);
 }
 
 /* The methods of a path are members of one object. */

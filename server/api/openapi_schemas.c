@@ -277,7 +277,7 @@ static void put_value(struct buf *b, const struct member *m, const struct openap
             put_type(b, types[m->type], m);
         }
         if (m->is_dimension && facts->info) {
-            least = most = facts->info->hidden;
+            least = most = facts->info->pooled_width;
         }
         if (m->is_within && facts->info) {
             most = facts->info->max_model_len;

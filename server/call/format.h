@@ -143,6 +143,8 @@ void call_put_prompt_logprobs(struct buf *b, const struct call *c, const struct 
 void call_note_answer(struct call_choice *ch, int32_t token, const struct token_logprobs *lp,
                       size_t n_chars_before);
 double call_judged(const struct call *c, size_t pair);
+/* Of each class; called once for each prompt. */
+const float *call_class_scores(struct call *c, size_t prompt);
 /* {"id":..,"object":"list","created":..,"model":.. of a list */
 void call_put_list_head(struct buf *b, const struct call *c);
 /* The response in its present state; once it is closed, with its items (response_object.c). */

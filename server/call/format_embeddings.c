@@ -41,7 +41,7 @@ size_t call_n_vectors(const struct call *c)
 static float *vector_of(struct call *c, size_t input)
 {
     const struct request_input *in = c->request.inputs ? &c->request.inputs[input] : NULL;
-    const size_t width = (size_t)c->request.model->info->hidden;
+    const size_t width = (size_t)c->request.model->info->pooled_width;
     if (!in || in->n == 1) {
         return c->requests[in ? in->first : input].pooled;
     }
@@ -64,8 +64,8 @@ static float *vector_of(struct call *c, size_t input)
 void call_put_vector(struct buf *b, struct call *c, size_t input)
 {
     const struct request *r = &c->request;
-    const size_t width = (size_t)r->model->info->hidden;
     const bool each = r->pooling == POOL_TOKENS;
+    const size_t width = (size_t)(each ? r->model->info->hidden : r->model->info->pooled_width);
     const size_t n = each ? (size_t)c->requests[input].n_prompt : 1;
     float *v = vector_of(c, input);
     for (size_t i = 0; r->normalize && i < n; i++) {

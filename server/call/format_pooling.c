@@ -16,9 +16,32 @@ static int64_t count_tokens(const struct call *c)
 /* ---- vLLM's -------------------------------------------------------------------------------------
  */
 
+/* [0.1,0.9] */
+static void put_scores(struct buf *b, const float *scores, int32_t n)
+{
+    buf_putc(b, '[');
+    for (int32_t i = 0; i < n; i++) {
+        buf_puts(b, i ? "," : "");
+        buf_put_double(b, (double)scores[i]);
+    }
+    buf_putc(b, ']');
+}
+
 /* A model that answers yes or no has one class, with P(yes) as its probability. */
 static void put_class(struct buf *b, struct call *c, size_t prompt)
 {
+    const struct labels *labels = &c->request.model->scoring.labels;
+    if (labels->n > 0) {
+        const float *scores = call_class_scores(c, prompt);
+        const char *name = labels->names[labels_best(labels, scores)];
+        buf_puts(b, ",\"label\":");
+        buf_put_json(b, name, strlen(name));
+        buf_puts(b, ",\"probs\":");
+        put_scores(b, scores, labels->n);
+        buf_puts(b, ",\"num_classes\":");
+        buf_put_int(b, labels->n);
+        return;
+    }
     buf_puts(b, ",\"label\":\"LABEL_0\",\"probs\":[");
     buf_put_double(b, call_judged(c, prompt));
     buf_puts(b, "],\"num_classes\":1");
@@ -27,7 +50,12 @@ static void put_class(struct buf *b, struct call *c, size_t prompt)
 /* A vector, or the score of a classifier. */
 static void put_pool(struct buf *b, struct call *c, size_t prompt)
 {
+    const int32_t n_labels = c->request.model->scoring.labels.n;
     buf_puts(b, ",\"object\":\"pooling\",\"data\":");
+    if (n_labels > 0) {
+        put_scores(b, call_class_scores(c, prompt), n_labels);
+        return;
+    }
     if (c->request.pools) {
         call_put_vector(b, c, prompt);
         return;
@@ -98,7 +126,7 @@ static void put_bits(struct buf *b, const float *v, size_t n, int offset)
 static void put_vector(struct buf *b, struct call *c, size_t prompt, enum vector_type type)
 {
     const float *v = c->requests[prompt].pooled;
-    size_t n = (size_t)c->request.model->info->hidden;
+    size_t n = (size_t)c->request.model->info->pooled_width;
     if (type == VECTOR_BINARY || type == VECTOR_UBINARY) {
         put_bits(b, v, n, type == VECTOR_BINARY ? 128 : 0);
         return;

@@ -36,6 +36,18 @@ double call_judged(const struct call *c, size_t pair)
     return lead;
 }
 
+/* A classifier's scores of one prompt. They are computed once, since the logits make place for
+ * them. */
+const float *call_class_scores(struct call *c, size_t prompt)
+{
+    const struct labels *labels = &c->request.model->scoring.labels;
+    float *scores = c->requests[prompt].pooled;
+    if (c->request.activates) {
+        labels_score(labels, scores);
+    }
+    return scores;
+}
+
 /* 0 for a vector of zeros. */
 static double cosine(const float *a, const float *b, size_t n)
 {
@@ -53,15 +65,18 @@ static double cosine(const float *a, const float *b, size_t n)
 
 /* The score of a document: from a classifier or reranker that reads the pair, or the cosine of two
  * embeddings. A single query is compared with every document. */
-static double score_of(const struct call *c, size_t document)
+static double score_of(struct call *c, size_t document)
 {
     const struct request *r = &c->request;
     if (r->generates) {
         return call_judged(c, document);
     }
+    if (r->model->scoring.labels.n > 0) {
+        return (double)call_class_scores(c, document)[0];
+    }
     size_t query = r->n_queries == 1 ? 0 : document;
     return cosine(c->requests[query].pooled, c->requests[r->n_queries + document].pooled,
-                  (size_t)r->model->info->hidden);
+                  (size_t)r->model->info->pooled_width);
 }
 
 static void put_score(struct buf *b, double score)

@@ -83,7 +83,7 @@ static const struct member rows[] = {
     {"prompt_token_ids", "The prompt as token ids.", FORM_GENERATE, WITH(IDS, "prompt")},
     {"pool",
      "Returns a vector of the prompt instead of an answer: the mean, or that of the last token.",
-     FORM_GENERATE, HAND(CHOICE, read_pool), .choices = "mean|last"},
+     FORM_GENERATE, HAND(CHOICE, read_pool), .choices = "mean|last|max|first"},
 
     /* ---- embeddings ---- */
     {"encoding_format", "Whether vectors are lists of numbers, or their bytes in base64.", VECTORS,

@@ -267,8 +267,9 @@ static bool pooling_of(const char *word, enum pool_kind *kind)
     static const struct {
         const char *word;
         enum pool_kind kind;
-    } words[] = {
-        {"mean", POOL_MEAN}, {"last", POOL_LAST}, {"none", POOL_TOKENS}, {"all", POOL_TOKENS}};
+    } words[] = {{"mean", POOL_MEAN},  {"last", POOL_LAST}, {"none", POOL_TOKENS},
+                 {"all", POOL_TOKENS}, {"max", POOL_MAX},   {"cls", POOL_FIRST},
+                 {"first", POOL_FIRST}};
     for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
         if (strcasecmp(word, words[i].word) == 0) {
             *kind = words[i].kind;
@@ -281,7 +282,8 @@ static bool pooling_of(const char *word, enum pool_kind *kind)
 static enum status bad_pooling(struct err *err, const char *word)
 {
     return err_set(err, ERR_INVALID,
-                   "pooler-config: '%.60s' is not supported; poolings are MEAN, LAST and NONE",
+                   "pooler-config: '%.60s' is not supported; poolings are MEAN, LAST, MAX, NONE, "
+                   "and CLS for encoders",
                    word);
 }
 
@@ -312,36 +314,24 @@ static enum status read_pooler_object(struct call_model *m, const char *text, st
     return st;
 }
 
-/* Embedding models specify their pooling in a folder for sentence-transformers. */
-static enum status read_model_pooling(struct call_model *m, const char *dir, struct err *err)
-{
-    static const char name[] = "1_Pooling/config.json";
-    size_t n_bytes = 0;
-    char *text;
-    TRY(read_in(dir, name, &text, &n_bytes, err));
-    struct json *root = NULL;
-    enum status st = text ? json_parse(text, n_bytes, NULL, &root, err) : OK;
-    if (json_get_bool(root, "pooling_mode_lasttoken", false)) {
-        m->pooling = POOL_LAST;
-    }
-    json_free(root);
-    free(text);
-    return st == OK ? OK : err_prefix(err, st, name);
-}
-
 /* Reads --pooler-config: an object, or one of the names. For "auto" the model's files say which
- * pooling it was trained with. */
+ * pooling it was trained with. A classifier's is a part of it. */
 static enum status open_pooling(struct call_model *m, const struct config *config, struct err *err)
 {
     const char *text = or_text(config->pooler_config, "auto");
-    m->pooling = POOL_MEAN;
+    const enum pool_kind own = m->info->pooling;
+    m->pooling = own == POOL_NONE ? POOL_MEAN : own;
     m->normalize = true;
-    TRY(read_model_pooling(m, config->engine.model, err));
     if (text[strspn(text, " \t")] == '{') {
-        return read_pooler_object(m, text, err);
-    }
-    if (strcmp(text, "auto") != 0 && !pooling_of(text, &m->pooling)) {
+        TRY(read_pooler_object(m, text, err));
+    } else if (strcmp(text, "auto") != 0 && !pooling_of(text, &m->pooling)) {
         return bad_pooling(err, text);
+    }
+    if (m->pooling == POOL_FIRST && !m->info->encoder) {
+        return bad_pooling(err, text);
+    }
+    if (m->info->n_labels > 0) {
+        m->pooling = own;
     }
     return OK;
 }
@@ -477,7 +467,7 @@ enum status call_model_open(struct call_model *m, const struct config *config,
         st = open_pooling(m, config, err);
     }
     if (st == OK) {
-        st = scoring_open(&m->scoring, config, m->tok, m->template, info->headless, err);
+        st = scoring_open(&m->scoring, config, m->tok, m->template, info, err);
     }
     if (st == OK) {
         st = make_tokenizer_info(m, m->text_dir, err);

@@ -34,13 +34,13 @@ struct call_model {
     bool has_default_max_tokens;
     enum reasoning_kind reasoning;
     const struct tool_parser *parser; // NULL: tool calls are reported as text
-    enum pool_kind pooling;           // how embeddings are pooled
-    bool splits_inputs;               // inputs longer than the context are embedded in pieces
-    int64_t max_embed_tokens;         // limit of such an input
-    bool normalize;                   // embeddings have length 1, unless the request says otherwise
-    struct scoring scoring;           // how pairs of texts are scored
-    struct fim fim;                   // tokens for fill-in-the-middle
-    char *tokenizer_info;             // body of /tokenizer_info
+    enum pool_kind pooling;   // how embeddings are pooled, or the states that a classifier reads
+    bool splits_inputs;       // inputs longer than the context are embedded in pieces
+    int64_t max_embed_tokens; // limit of such an input
+    bool normalize;           // embeddings have length 1, unless the request says otherwise
+    struct scoring scoring;   // how pairs of texts are scored
+    struct fim fim;           // tokens for fill-in-the-middle
+    char *tokenizer_info;     // body of /tokenizer_info
     int64_t created;
     char fingerprint[24];
 };

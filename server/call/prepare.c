@@ -88,7 +88,9 @@ static bool choose_kind(struct request *r)
     };
     for (size_t i = 0; i < sizeof signs / sizeof signs[0]; i++) {
         if (body_has(&r->body, signs[i].key)) {
-            bool judged = signs[i].kind == KIND_EMBEDDINGS && r->model->scoring.judges;
+            const struct scoring *scoring = &r->model->scoring;
+            bool judged =
+                signs[i].kind == KIND_EMBEDDINGS && (scoring->judges || scoring->labels.n > 0);
             r->kind = judged ? KIND_CLASSIFY : signs[i].kind;
             return true;
         }
@@ -185,6 +187,14 @@ static bool no_tokenizer(struct request *r)
                           text_if(*why, " ("), why, text_if(*why, ")"), prompt_key(r));
 }
 
+static bool encode_prompt(struct request *r, struct request_prompt *p, const struct text_span *text)
+{
+    if (p->second) {
+        return request_encode_pair(r, p);
+    }
+    return p->spans ? encode(r, p->spans, p->n_spans, true) : encode(r, text, 1, r->parse_special);
+}
+
 /* Ids of all prompts share one list, which may move while it grows, so positions are kept
  * and turned into pointers at the end. */
 static bool tokenise(struct request *r)
@@ -203,9 +213,8 @@ static bool tokenise(struct request *r)
             return no_tokenizer(r);
         }
         struct text_span span = {text, r->prompts[i].text_bytes, false};
-        const struct text_span *spans = r->prompts[i].spans;
-        if (is_hopeless(r, span.n_bytes) || !(spans ? encode(r, spans, r->prompts[i].n_spans, true)
-                                                    : encode(r, &span, 1, r->parse_special))) {
+        if (is_hopeless(r, span.n_bytes + r->prompts[i].second_bytes) ||
+            !encode_prompt(r, &r->prompts[i], &span)) {
             return false;
         }
         r->prompts[i].n = (int32_t)(r->ids.n - from[i]);
@@ -342,6 +351,26 @@ static bool check_ids(struct request *r, const struct request_prompt *p)
     return true;
 }
 
+/* Encoders expect special tokens on both sides. If a text is truncated, those of the side that is
+ * cut off take the place of its tokens. */
+static void keep_ends(const struct request *r, const struct request_prompt *p, int32_t keep)
+{
+    size_t before = 0, after = 0;
+    int32_t *ids = r->ids.v ? r->ids.v + (p->ids - r->ids.v) : NULL; // the request's own list
+    if (!r->model->info->encoder || !r->add_special || !p->text || p->spans) {
+        return;
+    }
+    tokenizer_n_around(r->model->tok, &before, &after);
+    if (before + after > (size_t)keep) {
+        return;
+    }
+    if (r->truncate_right) {
+        memmove(ids + keep - after, ids + p->n - after, after * sizeof *ids);
+    } else {
+        memmove(ids + p->n - keep, ids, before * sizeof *ids);
+    }
+}
+
 /* Truncates the prompt to fit, keeping its end or its beginning. */
 static void truncate_prompt(const struct request *r, struct request_prompt *p, int64_t context)
 {
@@ -354,7 +383,8 @@ static void truncate_prompt(const struct request *r, struct request_prompt *p, i
     if (r->pools && r->truncate < 0) {
         keep = context;
     }
-    if (r->truncate != 0 && keep > 0 && p->n > keep) {
+    if (r->truncate != 0 && keep > 0 && p->n > keep && !p->second) {
+        keep_ends(r, p, (int32_t)keep);
         if (!r->truncate_right) {
             p->ids += p->n - keep;
             p->offsets = p->offsets ? p->offsets + 2 * (p->n - keep) : NULL;

@@ -149,6 +149,8 @@ bool read_task(struct request *r);
 bool read_embed_texts(struct request *r);
 bool read_input_type(struct request *r);
 bool read_vector_types(struct request *r);
+/* request_pairs.c: appends the ids of a prompt of two texts. */
+bool request_encode_pair(struct request *r, struct request_prompt *p);
 bool read_cohere_truncate(struct request *r);
 bool read_use_activation(struct request *r);
 bool read_label_query(struct request *r);

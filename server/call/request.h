@@ -133,6 +133,11 @@ struct request_prompt {
      * not divided. */
     const struct text_span *spans;
     size_t n_spans;
+    /* The second text of a pair that is one prompt; NULL: there is none. second_at: the first token
+     * of the second type (engine_request.second). */
+    const char *second;
+    size_t second_bytes;
+    int32_t second_at;
 };
 
 /* An input of embeddings: one prompt, or several if the input is longer than the context. */

@@ -161,9 +161,10 @@ bool check_dimensions(struct request *r)
     } else {
         key = "dimensions";
     }
-    if (r->dimensions != r->model->info->hidden) {
+    const int32_t width = r->model->info->pooled_width;
+    if (r->dimensions != width) {
         return call_error_set(&r->error, 400, "unsupported_value", key,
-                              "This model only supports '%s' of %d.", key, r->model->info->hidden);
+                              "This model only supports '%s' of %d.", key, width);
     }
     return true;
 }
@@ -191,6 +192,11 @@ void embeddings_begin(struct request *r)
 
 bool embeddings_end(struct request *r)
 {
+    if (r->model->scoring.labels.n > 0) {
+        return call_error_set(&r->error, 400, "unsupported_model", "model",
+                              "This model is a classifier: it gives scores (/classify, /rerank, "
+                              "/score), not embeddings.");
+    }
     r->stream = r->params.prompt_logprobs = false; // no token is drawn
     r->params.min_tokens = 0;
     r->n = 1;

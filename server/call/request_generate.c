@@ -98,11 +98,18 @@ bool read_line_prompt(struct request *r)
 
 bool read_pool(struct request *r)
 {
+    static const enum pool_kind kinds[] = {POOL_MEAN, POOL_LAST, POOL_MAX, POOL_FIRST};
     int index;
-    if (body_choice(&r->body, "pool", "mean|last", &index)) {
-        r->pools = true;
-        r->generates = false;
-        r->pooling = index == 0 ? POOL_MEAN : POOL_LAST;
+    if (!body_choice(&r->body, "pool", "mean|last|max|first", &index)) {
+        return true;
+    }
+    r->pools = true;
+    r->generates = false;
+    const struct engine_info *info = r->model->info;
+    r->pooling = info->n_labels > 0 ? info->pooling : kinds[index];
+    if (r->pooling == POOL_FIRST && !info->encoder) {
+        return call_error_set(&r->error, 400, "unsupported_value", "pool",
+                              "Unsupported value: 'pool' may be 'first' only for encoders.");
     }
     return true;
 }

@@ -42,6 +42,12 @@ void classify_begin(struct request *r)
 
 bool classify_end(struct request *r)
 {
+    if (r->model->scoring.labels.n > 0) {
+        r->normalize = r->stream = r->params.prompt_logprobs = false;
+        r->params.min_tokens = 0;
+        r->n = 1;
+        return request_refuse_empty(r, "input");
+    }
     if (!r->generates) {
         return call_error_set(&r->error, 400, "unsupported_model", "model",
                               "This model does not classify: it has no classification head, and is "
@@ -84,13 +90,15 @@ bool read_task(struct request *r)
             "No IOProcessor plugin installed. This server does not load plugins.");
     }
     int which = words_find("embed|classify|token_embed", task);
-    if (which < 0 || (which == 1 && !r->model->scoring.judges)) {
-        return call_error_set(
-            &r->error, 400, "unsupported_value", "task",
-            "Unsupported task: '%.40s'. This model supports: 'embed', 'token_embed'%s.", task,
-            text_if(r->model->scoring.judges, ", 'classify'"));
+    const struct scoring *scoring = &r->model->scoring;
+    const bool classifies = scoring->labels.n > 0, may = classifies || scoring->judges;
+    if (which < 0 || (which == 1 ? !may : classifies)) {
+        return call_error_set(&r->error, 400, "unsupported_value", "task",
+                              "Unsupported task: '%.40s'. This model supports: %s%s%s.", task,
+                              text_if(!classifies, "'embed', 'token_embed'"),
+                              text_if(!classifies && may, ", "), text_if(may, "'classify'"));
     }
-    r->generates = which == 1;
+    r->generates = which == 1 && scoring->judges;
     r->pools = !r->generates;
     if (which == 2) {
         r->pooling = POOL_TOKENS;
@@ -100,7 +108,7 @@ bool read_task(struct request *r)
 
 bool pooling_end(struct request *r)
 {
-    if (r->pools) {
+    if (r->pools && r->model->scoring.labels.n == 0) {
         return embeddings_end(r);
     }
     return classify_end(r);
@@ -168,12 +176,12 @@ bool read_vector_types(struct request *r)
         types |= 1u << which;
     }
     bool bits = types & (1u << VECTOR_BINARY | 1u << VECTOR_UBINARY);
-    if (bits && r->model->info->hidden % 8 != 0) {
+    if (bits && r->model->info->pooled_width % 8 != 0) {
         return call_error_set(
             &r->error, 400, "unsupported_value", "embedding_types",
             "The dimension of embeddings must be a multiple of 8 for binary types, "
             "but is %d.",
-            r->model->info->hidden);
+            r->model->info->pooled_width);
     }
     if (types) {
         r->vector_types = types;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The bodies of /v1/score and /v1/rerank: pairs of texts. A model that answers yes or no gets each
- * pair as one prompt, and the log probabilities of both answers are read from the logits after it.
- * With other models, each text becomes a vector. */
+/* The bodies of /v1/score and /v1/rerank: pairs of texts. A classifier with one class reads each
+ * pair as one prompt. So does a model that answers yes or no, where the log probabilities of both
+ * answers are read from the logits after it. With other models, each text becomes a vector. */
 #include "engine/base/optional.h"
 #include "engine/base/words.h"
 #include "server/call/readers.h"
@@ -315,6 +315,26 @@ static bool make_texts(struct request *r)
     return true;
 }
 
+/* One prompt for each pair, which the tokenizer puts together. */
+static bool make_prompts_of_two(struct request *r)
+{
+    if (r->model->scoring.labels.n > 1) {
+        return call_error_set(&r->error, 400, "unsupported_model", "model",
+                              "This model classifies texts into %d classes, so it cannot score "
+                              "pairs: use /classify.",
+                              r->model->scoring.labels.n);
+    }
+    for (size_t i = 0; i < r->n_documents; i++) {
+        const struct scored_text *query = &r->queries[r->n_queries == 1 ? 0 : i];
+        const struct scored_text *document = &r->documents[i];
+        r->prompts[r->n_prompts++] = (struct request_prompt){.text = query->text,
+                                                             .text_bytes = query->n_bytes,
+                                                             .second = document->text,
+                                                             .second_bytes = document->n_bytes};
+    }
+    return true;
+}
+
 /* Draws one sample per answer from the same logits; each sample is allowed only its own token, so
  * its log-probability is that of the answer. */
 void request_ask_each(struct request *r, const int32_t *answers, int32_t n)
@@ -353,6 +373,9 @@ bool score_end(struct request *r)
     }
     if (!cut_all(r)) {
         return false;
+    }
+    if (r->model->scoring.labels.n > 0) {
+        return make_prompts_of_two(r);
     }
     if (r->pools) {
         return make_texts(r);

@@ -81,11 +81,13 @@ static bool is_named_reranker(const struct config *config)
  * configured to. */
 enum status scoring_open(struct scoring *s, const struct config *config,
                          const struct tokenizer *tok, const struct chat_template *template,
-                         bool headless, struct err *err)
+                         const struct engine_info *info, struct err *err)
 {
     char room[2][64];
     const char *words[2] = {NULL, NULL}, *wish = config->scoring;
+    const bool headless = info->headless;
     *s = (struct scoring){0};
+    TRY(labels_open(config->engine.model, info->n_labels, &s->labels, err));
     TRY(read_answers(config, words, room, err));
     bool asked = strcmp(wish, "yes-no") == 0 || words[0];
     if (strcmp(wish, "embeddings") == 0 || headless || !tok ||
@@ -122,5 +124,6 @@ enum status scoring_open(struct scoring *s, const struct config *config,
 void scoring_close(struct scoring *s)
 {
     chat_template_free(s->pair);
+    labels_close(&s->labels);
     *s = (struct scoring){0};
 }

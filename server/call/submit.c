@@ -121,8 +121,12 @@ static bool make_requests(struct call *c, struct call_error *e)
         q->user = c;
         if (r->pools) {
             q->pool = r->pooling;
-            size_t n_vectors = r->pooling == POOL_TOKENS ? (size_t)q->n_prompt : 1;
-            size_t bytes = n_vectors * (size_t)r->model->info->hidden * sizeof(float);
+            q->second = r->prompts[i].second_at;
+            const struct engine_info *info = r->model->info;
+            const bool each = r->pooling == POOL_TOKENS;
+            const int32_t width = each ? info->hidden : greater(info->hidden, info->pooled_width);
+            size_t n_vectors = each ? (size_t)q->n_prompt : 1;
+            size_t bytes = n_vectors * (size_t)width * sizeof(float);
             total += bytes;
             if (total > OUTPUT_MAX_BYTES) {
                 return call_error_answer_too_large(e);

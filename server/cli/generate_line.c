@@ -132,7 +132,7 @@ static void end(struct call *c)
                      r->n_prompt, r->params.prompt_top_logprobs > 0);
     }
     if (c->request.pools) {
-        put_embedding(&out, r->pooled, c->request.model->info->hidden);
+        put_embedding(&out, r->pooled, c->request.model->info->pooled_width);
     } else {
         buf_puts(&out, "\"outputs\": [");
         for (size_t i = 0; i < c->n_choices; i++) {
