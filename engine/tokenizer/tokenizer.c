@@ -312,7 +312,11 @@ enum status tokenizer_encode_pair(const struct tokenizer *tok, const struct text
         pair->type_at < 0 ? 0 : second - start - parts->between + (size_t)pair->type_at;
     TRY(tokenizer_encode(tok, &texts[1], 1, flags, out, err));
     parts->second = out->n - second;
-    return put_part(pair, 2, out, &parts->after, err);
+    TRY(put_part(pair, 2, out, &parts->after, err));
+    if (parts->type_at == out->n - start) { // nothing has the other type
+        parts->type_at = 0;
+    }
+    return OK;
 }
 
 void tokenizer_free(struct tokenizer *tok)

@@ -16,9 +16,9 @@ enum { LINE_MAX_BYTES = 1 << 30, IDS_MAX = 1 << 28, DEPTH_MAX = 64 };
 
 /* One line of input, with buffers that are used again. */
 struct line {
-    struct buf text; // the member "text", unescaped
+    struct buf text, pair; // the members "text" and "pair", unescaped
     struct ids ids;
-    bool has_text, has_ids;
+    bool has_text, has_pair, has_ids;
     bool add_special, parse_special, skip_special;
 };
 
@@ -32,6 +32,9 @@ static void usage(FILE *out)
             "\n"
             "  in   {\"text\": ..., \"add_special_tokens\": true, \"parse_special\": true}\n"
             "  out  {\"ids\": [...], \"tokens\": [...]}\n"
+            "\n"
+            "With \"pair\", a second text, the ids are those of both as one prompt, and \"second\" is\n"
+            "the number of the first token of another type (0: all have the same).\n"
             "\n"
             "with --decode\n"
             "\n"
@@ -70,21 +73,27 @@ static enum status read_ids(struct json_scan *sc, struct line *line, struct err 
     return OK;
 }
 
+static enum status read_text(struct json_scan *sc, const char *name, struct buf *text, bool *has,
+                             struct err *err)
+{
+    if (json_scan_next(sc) != JSON_TOKEN_STRING) {
+        return err_set(err, ERR_INVALID, "\"%s\" must be a string", name);
+    }
+    buf_clear(text);
+    json_scan_unescape(sc, text);
+    *has = true;
+    return text->failed ? err_set(err, ERR_LIMIT, "\"%s\" is too long", name) : OK;
+}
+
 /* Unknown members are skipped, so that files of other tools can be used. */
 static enum status read_member(struct json_scan *sc, void *arg, struct err *err)
 {
     struct line *line = arg;
     if (json_scan_is(sc, "text")) {
-        if (json_scan_next(sc) != JSON_TOKEN_STRING) {
-            return err_set(err, ERR_INVALID, "\"text\" must be a string");
-        }
-        buf_clear(&line->text);
-        json_scan_unescape(sc, &line->text);
-        line->has_text = true;
-        if (line->text.failed) {
-            return err_set(err, ERR_LIMIT, "\"text\" is too long");
-        }
-        return OK;
+        return read_text(sc, "text", &line->text, &line->has_text, err);
+    }
+    if (json_scan_is(sc, "pair")) {
+        return read_text(sc, "pair", &line->pair, &line->has_pair, err);
     }
     if (json_scan_is(sc, "ids")) {
         return read_ids(sc, line, err);
@@ -105,7 +114,7 @@ static enum status read_member(struct json_scan *sc, void *arg, struct err *err)
 static enum status read_line(struct line *line, const char *s, size_t n, struct err *err)
 {
     line->ids.n = 0;
-    line->has_text = line->has_ids = line->skip_special = false;
+    line->has_text = line->has_pair = line->has_ids = line->skip_special = false;
     line->add_special = line->parse_special = true;
     return json_line_read(s, n, DEPTH_MAX, read_member, line, err);
 }
@@ -121,8 +130,15 @@ static enum status encode_line(const struct tokenizer *tok, struct line *line, s
     }
     struct text_span span = {or_empty(line->text.data), line->text.n_bytes, false};
     struct tokenizer_flags flags = {line->add_special, line->parse_special};
+    struct tokenizer_pair parts;
     line->ids.n = 0;
-    TRY(tokenizer_encode(tok, &span, 1, flags, &line->ids, err));
+    if (line->has_pair) {
+        const struct text_span both[2] = {span,
+                                          {or_empty(line->pair.data), line->pair.n_bytes, false}};
+        TRY(tokenizer_encode_pair(tok, both, line->parse_special, &line->ids, &parts, err));
+    } else {
+        TRY(tokenizer_encode(tok, &span, 1, flags, &line->ids, err));
+    }
     buf_puts(out, "{\"ids\":[");
     for (size_t i = 0; i < line->ids.n; i++) {
         if (i) {
@@ -139,7 +155,12 @@ static enum status encode_line(const struct tokenizer *tok, struct line *line, s
         }
         buf_put_json(out, or_empty(s), n);
     }
-    buf_puts(out, "]}\n");
+    buf_puts(out, "]");
+    if (line->has_pair) {
+        buf_puts(out, ",\"second\":");
+        buf_put_int(out, (int64_t)parts.type_at);
+    }
+    buf_puts(out, "}\n");
     return OK;
 }
 
@@ -203,6 +224,7 @@ static int run(const struct tokenizer *tok, answer_fn *answer)
     size_t cap = 0;
     ssize_t n;
     buf_init(&line.text, LINE_MAX_BYTES);
+    buf_init(&line.pair, LINE_MAX_BYTES);
     buf_init(&out, (size_t)4 * LINE_MAX_BYTES);
     ids_init(&line.ids, IDS_MAX);
     while ((n = getline(&s, &cap, stdin)) >= 0) {
@@ -221,6 +243,7 @@ static int run(const struct tokenizer *tok, answer_fn *answer)
     }
     free(s);
     buf_deinit(&line.text);
+    buf_deinit(&line.pair);
     buf_deinit(&out);
     ids_deinit(&line.ids);
     return ferror(stdout) ? 1 : 0;
