@@ -247,8 +247,8 @@ static enum status part_of_module(const struct checkpoint *ck, const char *name,
     return OK;
 }
 
-static enum status load_dense(const struct checkpoint *ck, const struct json *config,
-                              int32_t width, struct pooling *p, struct err *err)
+static enum status load_dense(const struct checkpoint *ck, const struct json *config, int32_t width,
+                              struct pooling *p, struct err *err)
 {
     struct weight_part matrix, bias;
     const int64_t n_in = json_get_int(config, "in_features", 0);

@@ -133,6 +133,12 @@ static bool read_body(struct request *r)
     if (r->error.status || !members_read(r)) {
         return false;
     }
+    if (r->generates && r->model->info->encoder) {
+        return call_error_set(
+            &r->error, 400, "unsupported_model", "model",
+            "This model is an encoder: it gives embeddings or scores of texts, but "
+            "it does not generate text.");
+    }
     request_end(r);
     return kinds[r->kind].end(r); // `begin` may have changed the kind
 }

@@ -24,29 +24,30 @@ struct line {
 
 static void usage(FILE *out)
 {
-    fprintf(out,
-            "usage: sluice tokenize [--decode | --stream] DIR\n"
-            "\n"
-            "Reads one JSON object per line from standard input and answers each with one line.\n"
-            "DIR is a folder with tokenizer.json, or that file.\n"
-            "\n"
-            "  in   {\"text\": ..., \"add_special_tokens\": true, \"parse_special\": true}\n"
-            "  out  {\"ids\": [...], \"tokens\": [...]}\n"
-            "\n"
-            "With \"pair\", a second text, the ids are those of both as one prompt, and \"second\" is\n"
-            "the number of the first token of another type (0: all have the same).\n"
-            "\n"
-            "with --decode\n"
-            "\n"
-            "  in   {\"ids\": [...], \"skip_special_tokens\": false}\n"
-            "  out  {\"text\": ...}\n"
-            "\n"
-            "and with --stream, the text of each token as a streaming client would see it\n"
-            "\n"
-            "  out  {\"deltas\": [...], \"flush\": ...}\n"
-            "\n"
-            "A line with an error is answered with {\"error\": ...}.\n"
-            "add_special_tokens and parse_special are true by default.\n");
+    fprintf(
+        out,
+        "usage: sluice tokenize [--decode | --stream] DIR\n"
+        "\n"
+        "Reads one JSON object per line from standard input and answers each with one line.\n"
+        "DIR is a folder with tokenizer.json, or that file.\n"
+        "\n"
+        "  in   {\"text\": ..., \"add_special_tokens\": true, \"parse_special\": true}\n"
+        "  out  {\"ids\": [...], \"tokens\": [...]}\n"
+        "\n"
+        "With \"pair\", a second text, the ids are those of both as one prompt, and \"second\" is\n"
+        "the number of the first token of another type (0: all have the same).\n"
+        "\n"
+        "with --decode\n"
+        "\n"
+        "  in   {\"ids\": [...], \"skip_special_tokens\": false}\n"
+        "  out  {\"text\": ...}\n"
+        "\n"
+        "and with --stream, the text of each token as a streaming client would see it\n"
+        "\n"
+        "  out  {\"deltas\": [...], \"flush\": ...}\n"
+        "\n"
+        "A line with an error is answered with {\"error\": ...}.\n"
+        "add_special_tokens and parse_special are true by default.\n");
 }
 
 /* ---- reading a line ---- */

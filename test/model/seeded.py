@@ -120,10 +120,13 @@ def draw(source, folder):
 
 
 def complete(source, folder):
-    """Makes the folder a model: links to the files of the source, and its weights."""
+    """Makes the folder a model: links to the files of the source, and its weights, also in folders in it."""
     os.makedirs(folder, exist_ok=True)
     for name in os.listdir(source):
         link = os.path.join(folder, name)
+        if os.path.isdir(os.path.join(source, name)):
+            complete(os.path.join(source, name), link)
+            continue
         target = os.path.relpath(os.path.join(source, name), folder)
         if not os.path.islink(link):
             os.symlink(target, f"{link}.{os.getpid()}")
