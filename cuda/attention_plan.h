@@ -55,6 +55,7 @@ enum attention_mask {
     ATTENTION_ALL,    // every key of the range is older than every row
     ATTENTION_CAUSAL, // row i of the sequence sees slots up to n_past + i
     ATTENTION_TREE,   // of the slots from n_past on, a row sees those in its tree mask
+    ATTENTION_BOTH, // every row sees every key of the range, although the pass stores some of them
 };
 
 struct attention_item {

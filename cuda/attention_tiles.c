@@ -152,8 +152,12 @@ static void tile_seq(struct planner *p, const struct pass_seq *s, int32_t shared
     }
     const struct attention_run run = {
         .lane = s->lane, .begin = shared, .end = s->n_past + s->n_rows, .low_pos = s->n_past};
+    enum attention_mask mask = s->tree ? ATTENTION_TREE : ATTENTION_CAUSAL;
+    if (p->pass->bidirectional) {
+        mask = ATTENTION_BOTH;
+    }
     const struct attention_item tile = {
-        .mask = s->tree ? ATTENTION_TREE : ATTENTION_CAUSAL,
+        .mask = (uint8_t)mask,
         .fold = shared > 0,
         .lane = lane_of_keys(p, run, s->n_rows),
         .kv_begin = shared,

@@ -55,7 +55,7 @@ static enum status open_scratch(struct cuda_backend *be)
         const size_t n_rows = (size_t)greater(l->max_rows, l->max_out_rows);
         TRY(cuda_alloc(&be->device, n_rows * n_sums, (void **)&s->adapter_sums));
     }
-    if (be->device.options.n_ranks > 1) {
+    if (be->device.options.n_ranks > 1 && !l->headless) {
         return cuda_alloc(&be->device, (size_t)l->max_out_rows * (size_t)l->vocab * 4,
                           (void **)&s->shards);
     }
@@ -100,7 +100,7 @@ enum status cuda_setup(struct backend *base, const struct backend_limits *limits
         return err_set(err, ERR_INVALID, "the backend is set up already");
     }
     be->limits = *limits;
-    be->max_draws = limits->max_out_rows + limits->max_lanes;
+    be->max_draws = (limits->headless ? 0 : limits->max_out_rows) + limits->max_lanes;
     be->attention = (struct attention_limits){
         .max_rows = limits->max_rows,
         .max_lanes = limits->max_lanes,

@@ -5,22 +5,35 @@
 #include "cuda/cuda_comm.h"
 
 /* Ids are looked up on the device, so the host need not know drafts here. */
+/* True if there is no other table, or its rows can be added to those of the first. */
+static bool same_rows(const struct weight *w, const struct weight *other)
+{
+    return !other || (other->n_in == w->n_in && other->dtype == w->dtype);
+}
+
+static struct lookup_view lookup_of(const struct weight *w, int32_t first)
+{
+    struct lookup_view view = {.data = NULL};
+    if (w) {
+        view = (struct lookup_view){w->data, w->n_out, first};
+    }
+    return view;
+}
+
 static enum status cuda_op_embed(struct backend *base, const struct embed_args *a)
 {
     struct cuda_backend *be = cuda_backend_of(base);
     TRY(be->device.lost);
-    const struct weight *w = a->table, *p = a->positions;
+    const struct weight *w = a->table;
     if (!be->passes.pass || !w || a->n_rows > be->passes.view.n_rows ||
-        !fits(a->x, (int32_t)w->n_in) || (p && (p->n_in != w->n_in || p->dtype != w->dtype))) {
+        !fits(a->x, (int32_t)w->n_in) || !same_rows(w, a->positions) || !same_rows(w, a->types)) {
         return ERR_INVALID;
     }
-    const struct lookup_view table = {.data = w->data, .n_rows = w->n_out};
-    struct lookup_view positions = {.data = NULL};
-    if (p) {
-        positions = (struct lookup_view){p->data, p->n_out, a->first_position};
-    }
-    CUDA_TRY(&be->device, k_embed(be->device.stream, a, &table, &positions, w->dtype,
-                                  (int32_t)w->n_in, &be->passes.view));
+    const struct embed_tables tables = {.tokens = lookup_of(w, 0),
+                                        .positions = lookup_of(a->positions, a->first_position),
+                                        .types = lookup_of(a->types, 0)};
+    CUDA_TRY(&be->device,
+             k_embed(be->device.stream, a, &tables, w->dtype, (int32_t)w->n_in, &be->passes.view));
     return OK;
 }
 

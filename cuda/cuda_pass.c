@@ -167,7 +167,8 @@ static bool pass_ok(const struct passes *ps, const struct pass *p)
             s->n_past < 0 || s->lane < 0 || s->lane >= l->max_lanes ||
             s->n_past > l->max_blocks_per_lane * l->block_tokens - s->n_rows || s->adapter < 0 ||
             s->adapter > ps->device->n_adapters ||
-            (s->tree && (s->n_rows > MAX_TREE_NODES || !p->tree_mask))) {
+            (s->tree && (s->n_rows > MAX_TREE_NODES || !p->tree_mask)) ||
+            (p->bidirectional && (s->tree || s->n_past > 0))) {
             return false;
         }
     }
@@ -373,6 +374,7 @@ static enum status send_meta(struct passes *ps, struct lanes *lanes, const struc
     v->keeps = (const struct state_keep *)(ps->meta + m.keeps);
     v->attention_plan = ps->meta + m.plan;
     v->n_rows = shape->n_rows;
+    v->bidirectional = p->bidirectional;
     see_windows(ps, lanes);
     return begin_with(ps, image, n_bytes);
 }
@@ -412,6 +414,9 @@ static int32_t at_least(int32_t n, int32_t least)
 static struct few_pass few_of(const struct pass *p, int32_t n_rows, bool deterministic)
 {
     const struct few_pass none = {.seq_rows = 0};
+    if (p->bidirectional) { // those kernels store a row's key just before they read the keys
+        return none;
+    }
     if (is_few(p, n_rows, deterministic)) {
         return (struct few_pass){.n_seqs = n_rows, .seq_rows = 1};
     }

@@ -112,6 +112,7 @@ struct pass_view {
     int32_t history_stride, blocks_stride, allowed_stride;
     int32_t max_lanes, n_blocks; // index of the null lane; index of the trash page
     int32_t n_rows;              // number of rows of the bucket
+    bool bidirectional;          // as in struct pass
 };
 
 #endif

@@ -13,35 +13,46 @@ __device__ static const W *row_of(const struct lookup_view &t, int64_t row, int3
     return (const W *)t.data + (row < 0 || row >= t.n_rows ? 0 : row) * hidden;
 }
 
+/* The type of a row's token. A table without a row for it has row 0 instead. */
+__device__ static int32_t type_of(const struct pass_view &pass, int row, int32_t pos)
+{
+    const int32_t seq = pass.row_seq[row], second = seq < 0 ? 0 : pass.seqs[seq].second;
+    return second > 0 && pos >= second;
+}
+
 /* One block per row. */
 template <typename W, typename T>
-__global__ void embed_kernel(const struct lookup_view table, const struct lookup_view positions,
-                             T *x, int32_t stride, int32_t hidden, float scale,
-                             const int32_t *tokens, const struct pass_row *rows)
+__global__ void embed_kernel(const struct embed_tables t, T *x, int32_t stride, int32_t hidden,
+                             float scale, const struct pass_view pass)
 {
     pdl_wait();
     pdl_trigger();
-    const W *from = row_of<W>(table, tokens[blockIdx.x], hidden), *at = NULL;
-    if (positions.data) {
-        at = row_of<W>(positions, (int64_t)positions.first + rows[blockIdx.x].pos, hidden);
+    const int32_t pos = pass.rows[blockIdx.x].pos;
+    const W *from = row_of<W>(t.tokens, pass.tokens[blockIdx.x], hidden), *at = NULL, *type = NULL;
+    if (t.positions.data) {
+        at = row_of<W>(t.positions, (int64_t)t.positions.first + pos, hidden);
+    }
+    if (t.types.data) {
+        type = row_of<W>(t.types, type_of(pass, blockIdx.x, pos), hidden);
     }
     T *to = x + (int64_t)blockIdx.x * stride;
     for (int i = threadIdx.x; i < hidden; i += blockDim.x) {
-        const float sum = to_float(from[i]) * scale + (at ? to_float(at[i]) : 0.0f);
+        float sum = to_float(from[i]) * scale;
+        sum += type ? to_float(type[i]) : 0.0f;
+        sum += at ? to_float(at[i]) : 0.0f;
         to[i] = from_float<T>(sum);
     }
 }
 
 extern "C" cudaError_t k_embed(cudaStream_t stream, const struct embed_args *a,
-                               const struct lookup_view *table, const struct lookup_view *positions,
-                               enum dtype dtype, int32_t hidden, const struct pass_view *pass)
+                               const struct embed_tables *tables, enum dtype dtype, int32_t hidden,
+                               const struct pass_view *pass)
 {
     const dim3 grid(a->n_rows), block(hidden >= 1024 ? 512 : 128);
     BY_DTYPE(dtype, W,
              BY_DTYPE(a->x.dtype, T,
-                      return launch(embed_kernel<W, T>, grid, block, 0, stream, *table, *positions,
-                                    (T *)a->x.mem.p, a->x.stride, hidden, a->scale, pass->tokens,
-                                    pass->rows)));
+                      return launch(embed_kernel<W, T>, grid, block, 0, stream, *tables,
+                                    (T *)a->x.mem.p, a->x.stride, hidden, a->scale, *pass)));
     return cudaErrorInvalidValue;
 }
 

@@ -49,9 +49,12 @@ struct lookup_view {
     int64_t n_rows;
     int32_t first; // added to each index
 };
+struct embed_tables {
+    struct lookup_view tokens, positions, types;
+};
 cudaError_t k_embed(cudaStream_t stream, const struct embed_args *a,
-                    const struct lookup_view *table, const struct lookup_view *positions,
-                    enum dtype dtype, int32_t hidden, const struct pass_view *pass);
+                    const struct embed_tables *tables, enum dtype dtype, int32_t hidden,
+                    const struct pass_view *pass);
 /* sums: partial sums of delta, read instead of its memory; NULL: none. codes: written instead of
  * `out`; NULL: none. */
 bool k_norm_takes_sums(const struct norm_args *a);

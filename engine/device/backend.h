@@ -212,6 +212,7 @@ struct backend_limits {
     int32_t n_blocks, block_tokens;
     int32_t n_window_pages; // of block_tokens tokens, for windowed layers; 0: there are none
     int32_t vocab;          // rows of the output head
+    bool headless;          // no pass has logits or draws: out rows are only pooled
     int32_t hidden;
     int32_t n_steps;    // staging slots (2)
     int32_t max_passes; // per step

@@ -11,7 +11,6 @@
 #include "engine/device/params.h"
 
 struct loader;
-struct json;
 
 enum pool_act { POOL_ACT_NONE, POOL_ACT_TANH, POOL_ACT_RELU, POOL_ACT_GELU, POOL_ACT_SILU };
 
@@ -51,9 +50,10 @@ struct pool_parts {
 enum status pooling_add(struct pooling *p, const struct pool_parts *parts, enum pool_act act,
                         float eps, struct err *err);
 
-/* Reads the pooling and the dense modules that the folder's modules.json lists, or only the pooling
- * of 1_Pooling if there is no list. Modules that would change the vectors and are not supported are
- * errors. `encoder`: the first row has seen the others, so that it can stand for the text. */
+/* pooling_files.c: reads the pooling and the dense modules that the folder's modules.json lists, or
+ * only the pooling of 1_Pooling if there is no list. Modules that would change the vectors and are
+ * not supported are errors. `encoder`: the first row has seen the others, so that it can stand for
+ * the text. */
 enum status pooling_read_modules(const char *dir, int32_t hidden, bool encoder, struct pooling *p,
                                  struct err *err);
 

@@ -51,8 +51,8 @@ bool request_encode_pair(struct request *r, struct request_prompt *p)
     struct err err = {""};
     struct tokenizer_pair parts;
     const size_t from = r->ids.n;
-    const struct text_span texts[2] = {{p->text, p->text_bytes, false},
-                                       {p->second, p->second_bytes, false}};
+    const struct text_span texts[2] = {{p->text, p->text_bytes, true},
+                                       {p->second, p->second_bytes, true}}; // no control tokens
     const enum status st =
         tokenizer_encode_pair(r->model->tok, texts, r->parse_special, &r->ids, &parts, &err);
     if (st == ERR_UNSUPPORTED) {

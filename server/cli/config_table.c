@@ -41,9 +41,10 @@ const struct option_row option_rows[] = {
     {ROW("override-generation-config", OPTION_JSON, override_generation_config, NULL,
          "JSON object of sampling defaults, which override those of generation-config")},
     {ROW("pooler-config", OPTION_STRING, pooler_config, "auto",
-         "pooling of embeddings: 'mean', 'last', 'none' (a vector for each token), or vLLM's JSON "
-         "object; "
-         "'auto': from the model's 1_Pooling/config.json, else mean"),
+         "pooling of embeddings: 'mean', 'last', 'max', 'cls' (encoders only), 'none' (a vector "
+         "for "
+         "each token), or vLLM's JSON object; "
+         "'auto': from the model's modules.json or 1_Pooling/config.json, else mean"),
      .may_be_object = true},
     {ROW("scoring", OPTION_CHOICE, scoring, "auto",
          "how two texts are scored: 'embeddings': cosine similarity of their embeddings; 'yes-no': "

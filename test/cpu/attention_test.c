@@ -68,6 +68,34 @@ OP_TEST(attention_equals_a_naive_softmax)
     }
 }
 
+/* The rows of an encoder see later ones, too; its windows reach both ways. */
+OP_TEST(rows_of_encoders_see_each_other)
+{
+    static const struct geometry cases[] = {
+        {4, 4, 32, 16, 0, 0.0f, false, DT_F32, 0, false, 0},
+        {4, 4, 64, 16, 0, 0.0f, false, DT_BF16, 0, false, 0},
+        {4, 4, 64, 16, 65, 0.0f, false, DT_BF16, 0, false, 0},
+        {8, 2, 80, 16, 9, 0.0f, true, DT_BF16, 0, false, 0},
+        {3, 1, 20, 5, 33, 30.0f, false, DT_F32, 0, false, 0},
+        {2, 1, 96, 48, 1, 0.0f, false, DT_F16, 0, false, 0},
+        {3, 1, 256, 16, 257, 0.0f, false, DT_BF16, 0, false, 0},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        for (int32_t j = -1; j < N_CODED; j++) {
+            struct world *w = xcalloc(1, sizeof *w);
+            open_world(w, backend, &cases[i], j < 0 ? &plain : &coded[j]);
+            w->pass.pass.bidirectional = true;
+            op_add_seq(&w->pass, 0, 0, 1100); // over more than two chunks of keys
+            op_add_seq(&w->pass, 1, 0, 1);
+            op_add_seq(&w->pass, 2, 0, 37);
+            op_add_seq(&w->pass, 3, 0, 64);
+            check_pass(w, 31);
+            close_world(w);
+            free(w);
+        }
+    }
+}
+
 /* The reference uses the decoded numbers, so the tolerance is that of plain numbers. */
 OP_TEST(attention_reads_codes_as_they_were_stored)
 {

@@ -186,10 +186,12 @@ static inline int32_t pos_of(const struct world *w, const struct pass_seq *s, in
     return s->tree && slot >= s->n_past ? w->pass.rows[s->first_row + slot - s->n_past].pos : slot;
 }
 
-/* The definition of which keys a row sees: causal, the window, and the path of a tree. */
+/* The definition of which keys a row sees: causal or in both directions, the window, and the path
+ * of a tree. */
 static inline bool sees(const struct world *w, const struct pass_seq *s, int32_t row, int32_t key)
 {
     const struct pass_row *rows = w->pass.rows;
+    const bool both = w->pass.pass.bidirectional;
     int32_t pos = rows[row].pos, key_pos = key;
     if (key >= s->n_past) {
         int32_t i = key - s->n_past;
@@ -199,11 +201,12 @@ static inline bool sees(const struct world *w, const struct pass_seq *s, int32_t
                 return false;
             }
             key_pos = rows[s->first_row + i].pos;
-        } else if (i > row - s->first_row) {
+        } else if (i > row - s->first_row && !both) {
             return false;
         }
     }
-    return (w->g.window == 0 || pos - w->g.window < key_pos) &&
+    return (w->g.window == 0 ||
+            (pos - w->g.window < key_pos && (!both || key_pos < pos + w->g.window))) &&
            (w->g.chunk == 0 || key_pos >= pos / w->g.chunk * w->g.chunk);
 }
 

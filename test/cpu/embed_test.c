@@ -70,6 +70,42 @@ OP_TEST(embed_gather_gate_logits_and_pool)
     op_close(&rig);
 }
 
+/* From the second text of a sequence on, types are 1, if the table has such a row. */
+OP_TEST(embed_adds_types)
+{
+    enum { VOCAB = 40, WIDTH = 36, ROWS = 9, SECOND = 3 };
+    for (int32_t n_types = 1; n_types <= 2; n_types++) {
+        struct backend_limits limits = op_limits();
+        limits.hidden = WIDTH;
+        struct op_rig rig = op_open(backend, DT_F32, &limits);
+        float *table = op_random((size_t)VOCAB * WIDTH, 1.0f);
+        float *types = op_random((size_t)2 * WIDTH, 1.0f);
+        const struct embed_args a = {
+            .table = op_weight(&rig, WEIGHT_EMBED, DT_F32, table, 1, VOCAB, WIDTH, NULL, 1),
+            .x = op_tensor(&rig, NULL, ROWS, WIDTH, WIDTH + 3),
+            .n_rows = ROWS,
+            .scale = 1.0f,
+            .types = op_weight(&rig, WEIGHT_EMBED, DT_F32, types, 1, n_types, WIDTH, NULL, 1)};
+        struct op_pass *p = xcalloc(1, sizeof *p);
+        op_add_seq(p, 0, 0, 4);
+        op_add_seq(p, 1, 0, ROWS - 4);
+        p->seqs[1].second = SECOND;
+        op_begin(&rig, p);
+        CHECK_EQ(rig.ops->embed(rig.be, &a), OK);
+        op_end(&rig);
+        float *x = op_fetch(&rig, a.x, ROWS, WIDTH);
+        for (int32_t i = 0; i < ROWS * WIDTH; i++) {
+            const int32_t type = n_types > 1 && i / WIDTH >= 4 + SECOND;
+            CHECK_NEAR(x[i], table[WIDTH + i % WIDTH] + types[type * WIDTH + i % WIDTH], 1e-6);
+        }
+        free(x);
+        free(table);
+        free(types);
+        free(p);
+        op_close(&rig);
+    }
+}
+
 /* Learned positions are added to the scaled embeddings: those of sequences that begin anywhere. */
 OP_TEST(embed_adds_positions)
 {

@@ -73,6 +73,58 @@ TEST(attention_agrees)
     }
 }
 
+/* Rows that see each other, in passes of few and of many rows, with windows in both directions. */
+static void encoder_case(enum dtype dtype, bool deterministic, const struct shape *s,
+                         struct stored stored)
+{
+    static const struct seq_spec specs[][4] = {
+        {{0, 256, false}, {0, 1, false}, {0, 15, false}, {0, 240, false}},
+        {{0, 9, false}, {0, 1, false}, {0, 2, false}, {0, 5, false}},
+        {{0, 1, false}, {0, 1, false}, {0, 1, false}, {0, 1, false}}};
+    for (int32_t i = 0; i < COUNT(specs); i++) {
+        static struct test_pass t;
+        struct setup u = {0};
+        REQUIRE(open_setup_of(&u, dtype, deterministic, s, stored));
+        step_begin(&u.p);
+        give_poison(&u.p, COUNT(specs[i]));
+        pass_of(&t, specs[i], COUNT(specs[i]), false, 12);
+        t.pass.bidirectional = true;
+        pass_begin(&u.p, &t);
+        char what[120];
+        snprintf(what, sizeof what, "an encoder: dtype %d heads %d/%d of %d window %d, format %d",
+                 dtype, s->n_heads, s->n_kv_heads, s->head_dim, s->window, stored.format);
+        store_and_attend(&u, t.pass.n_rows, what);
+        pass_end(&u.p);
+        step_end(&u.p, NULL);
+        pair_close(&u.p);
+    }
+}
+
+TEST(rows_of_encoders_see_each_other)
+{
+    NEED_GPU();
+    static const struct shape shapes[] = {
+        {12, 12, 32, 0, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16, false, 0, false, 0},
+        {12, 12, 64, 0, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16, false, 0, false, 0},
+        {12, 12, 64, 32, false, QK_NORM_NONE, NORM_RMS, 65, 0.0f, false, 16, false, 0, false, 0},
+        {3, 1, 256, 128, false, QK_NORM_HEAD, NORM_RMS, 0, 0.0f, false, 16, false, 0, false, 0},
+        {3, 1, 256, 128, false, QK_NORM_HEAD, NORM_RMS, 29, 0.0f, false, 16, false, 0, false, 0},
+        {4, 2, 128, 64, false, QK_NORM_NONE, NORM_RMS, 3, 0.0f, false, 64, false, 0, false, 0},
+        {3, 3, 80, 20, false, QK_NORM_NONE, NORM_RMS, 32, 30.0f, false, 16, false, 0, false, 0},
+        {4, 4, 24, 12, false, QK_NORM_NONE, NORM_RMS, 9, 0.0f, false, 16, false, 0, false, 0},
+        {5, 5, 20, 0, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16, false, 0, false, 0},
+    };
+    for (int32_t i = 0; i < COUNT(shapes); i++) {
+        for (int32_t d = 0; d < COUNT(pair_dtypes); d++) {
+            encoder_case(pair_dtypes[d], false, &shapes[i], plain_numbers);
+            encoder_case(pair_dtypes[d], true, &shapes[i], plain_numbers);
+        }
+        for (int32_t k = 0; k < COUNT(stored_codes); k++) {
+            encoder_case(DT_BF16, false, &shapes[i], stored_codes[k]);
+        }
+    }
+}
+
 /* Quantised caches: both backends encode by the same rule, so they read the same numbers. */
 TEST(attention_to_codes_agrees)
 {

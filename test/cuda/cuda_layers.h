@@ -204,12 +204,10 @@ static inline void store_and_attend(struct setup *u, int32_t n_rows, const char 
     check_tensor(p, what, &out, out_width, u->tolerance);
 }
 
-/* Gives the sequences blocks full of NaN, then stores the keys and values of their past. */
-static inline void store_past(struct setup *u, struct test_pass *t, const struct seq_spec *specs,
-                              int32_t n_specs)
+/* Gives the sequences blocks full of NaN. */
+static inline void give_poison(struct pair *p, int32_t n_lanes)
 {
-    struct pair *p = &u->p;
-    give_blocks(p, n_specs, 16);
+    give_blocks(p, n_lanes, 16);
     for (int b = FIRST; b <= GPU; b++) {
         int32_t all[400];
         for (int32_t i = 0; i < 400; i++) {
@@ -220,6 +218,14 @@ static inline void store_past(struct setup *u, struct test_pass *t, const struct
             CHECK_EQ(p->be[b]->ops->poison_pages(p->be[b], 400, all), OK);
         }
     }
+}
+
+/* The same, and then stores the keys and values of their past. */
+static inline void store_past(struct setup *u, struct test_pass *t, const struct seq_spec *specs,
+                              int32_t n_specs)
+{
+    struct pair *p = &u->p;
+    give_poison(p, n_specs);
     pass_of(t, specs, n_specs, true, 11);
     pass_begin(p, t);
     store_rows(u, t->pass.n_rows);

@@ -314,6 +314,41 @@ TEST(embed_gather_and_pool_agree)
 
 /* Learned positions, of chains and of a tree, whose nodes' positions are not those of their slots.
  */
+/* Also with types, which change in the middle of a sequence, if the table has more than one. */
+static void check_types(enum dtype dtype, int32_t n_types)
+{
+    struct pair p;
+    const struct backend_limits limits = pair_limits();
+    REQUIRE(pair_open(&p, dtype, false, &limits));
+    static struct test_pass t;
+    const struct seq_spec specs[] = {{0, 5, false}, {0, 33, false}, {0, 12, false}};
+    pass_of(&t, specs, 3, false, 9);
+    t.seqs[1].second = 7;
+    t.seqs[2].second = 11;
+    struct pair_weight w =
+        weight_make(&p, WEIGHT_EMBED, p.dtype, 1, limits.vocab, limits.hidden, false, 1.0f);
+    struct pair_weight types =
+        weight_make(&p, WEIGHT_EMBED, p.dtype, 1, n_types, limits.hidden, false, 1.0f);
+    struct pair_tensor x = tensor_poisoned(&p, t.pass.n_rows, limits.hidden + 4, p.dtype);
+    step_begin(&p);
+    pass_begin(&p, &t);
+    struct embed_args e = {.n_rows = t.pass.n_rows, .scale = 1.5f};
+    BOTH(&p, embed, e, e.table = w.w[b]; e.x = x.t[b]; e.types = types.w[b]);
+    pass_end(&p);
+    step_end(&p, NULL);
+    check_tensor(&p, "embed with types", &x, limits.hidden, pair_tolerance(&p));
+    pair_close(&p);
+}
+
+TEST(embed_with_types_agrees)
+{
+    NEED_GPU();
+    for (int32_t d = 0; d < COUNT(pair_dtypes); d++) {
+        check_types(pair_dtypes[d], 1);
+        check_types(pair_dtypes[d], 2);
+    }
+}
+
 TEST(embed_with_positions_agrees)
 {
     enum { POSITIONS = 90, BEFORE = 2 };

@@ -119,6 +119,33 @@ TEST(every_row_of_a_tree_finds_the_keys_of_a_plain_run)
     }
 }
 
+/* The rows of an encoder see all keys of their sequence, of which the pass itself stores each. */
+TEST(every_row_of_an_encoder_finds_all_keys_once)
+{
+    static struct test_pass t;
+    const struct seq_spec specs[] = {{0, 1, false}, {0, 400, false}, {0, 63, false}};
+    pass_of(&t, specs, COUNT(specs), false, 5);
+    t.pass.bidirectional = true;
+    struct plan p = make_plan(&limits, &t.pass);
+    for (int32_t row = 0; row < t.pass.n_rows; row++) {
+        int32_t n_keys = 0, seq = 0;
+        while (row >= t.seqs[seq].first_row + t.seqs[seq].n_rows) {
+            seq++;
+        }
+        for (int32_t i = 0; i < p.head->n_items; i++) {
+            const struct attention_item *item = &p.items[i];
+            if (row >= item->first_row && row < item->first_row + item->n_rows) {
+                CHECK_EQ(item->mask, ATTENTION_BOTH);
+                CHECK_EQ(item->lane, t.seqs[seq].lane);
+                CHECK_EQ(item->n_past, 0);
+                n_keys += item->kv_end - item->kv_begin;
+            }
+        }
+        CHECK_EQ(n_keys, t.seqs[seq].n_rows);
+    }
+    free(p.head);
+}
+
 /* In other KV sets, and where there is no room for additional lanes, trees are computed with
  * their masks: the result is correct, but does not have the bits of a plain run. */
 TEST(trees_without_paths_are_computed_with_masks)

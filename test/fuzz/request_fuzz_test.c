@@ -9,7 +9,8 @@
 
 static struct config config;
 static struct call_model model;
-static struct engine_info info = {.hidden = 8, .max_model_len = 64, .n_eos = 1, .eos = {2}};
+static struct engine_info info = {
+    .hidden = 8, .pooled_width = 8, .max_model_len = 64, .n_eos = 1, .eos = {2}};
 
 /* The demo model's configuration and template; no engine. */
 static void open_model(void)

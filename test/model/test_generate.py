@@ -68,7 +68,7 @@ REFUSED = [
     ({**GOOD, "bad_words": [[]]}, "bad_words"), ({**GOOD, "bad_words": [""]}, "bad_words"),
     ({**GOOD, "bad_words": ["a" * 9000]}, "bad_words"), ({**GOOD, "bad_words": [7]}, "bad_words"), ({**GOOD, "bad_words": [[7], "a"]}, "bad_words"),
     ({**GOOD, "logit_bias": {"5": 1e300}}, "logit_bias"), ({**GOOD, "logit_bias": {"": 1}}, "logit_bias"),
-    ({**GOOD, "logit_bias": {"9999": 1}}, "9999"), ({**GOOD, "pool": "max"}, "pool"),
+    ({**GOOD, "logit_bias": {"9999": 1}}, "9999"), ({**GOOD, "pool": "median"}, "pool"), ({**GOOD, "pool": "first"}, "pool"),
     ('{"prompt": "\\ud800"}', "surrogate"),
 ]
 

@@ -17,7 +17,7 @@ def in_sources(folder, pattern, row):
 
 
 def test_families():
-    assert column(2) == in_sources("model", "families_*.c", r'^    \{(?:\.model_type = )?"([a-z0-9_]+)",\s+(?:&|\.names)')
+    assert column(2) == in_sources("model", "families_*.c", r'^    \{(?:\.model_type = )?"([a-z0-9_-]+)",\s+(?:&|\.names)')
 
 
 def test_architectures():

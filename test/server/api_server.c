@@ -276,6 +276,7 @@ enum status engine_open(const struct engine_options *options, struct engine **ou
         .kv_cache_dtype = "float32",
         .vocab = 4096,
         .hidden = 8,
+        .pooled_width = 8,
         .max_model_len = number("FAKE_CONTEXT", 2048),
         .block_tokens = 16,
         .match_unit = 16,

@@ -54,6 +54,12 @@ __device__ __forceinline__ int first_seen(int window, int chunk, int pos)
     return chunk > 0 ? max(low, pos / chunk * chunk) : low;
 }
 
+/* The end of what a row at `pos` sees through a window in both directions. */
+__device__ __forceinline__ int end_seen(int window, int pos)
+{
+    return window > 0 && pos < INT32_MAX - window ? pos + window : INT32_MAX;
+}
+
 /* One item for one KV head, limited to ATTENTION_TILE_ROWS packed rows. Packed row p is pass row
  * first_row + p / group and head kv_head * group + p % group. */
 struct attention_unit {
@@ -93,7 +99,7 @@ __device__ __forceinline__ struct attention_unit unit_at(const struct attention_
                      : min(tile_rows, u.item.n_rows * p.group - u.first_packed);
     u.lo = u.all_lo = u.first = u.item.kv_begin;
     u.hi = u.item.kv_end;
-    u.all_hi = u.item.mask == ATTENTION_ALL
+    u.all_hi = u.item.mask == ATTENTION_ALL || u.item.mask == ATTENTION_BOTH
                    ? u.hi
                    : min(u.hi, u.item.n_past + (u.item.mask == ATTENTION_CAUSAL
                                                     ? u.item.first_row - u.item.seq_row + 1
@@ -105,8 +111,14 @@ __device__ __forceinline__ struct attention_unit unit_at(const struct attention_
             low = min(low, pos);
             high = max(high, pos);
         }
-        low = first_seen(p.window, p.chunk, __reduce_min_sync(0xffffffffu, low));
-        high = first_seen(p.window, p.chunk, __reduce_max_sync(0xffffffffu, high));
+        low = __reduce_min_sync(0xffffffffu, low);
+        high = __reduce_max_sync(0xffffffffu, high);
+        if (u.item.mask == ATTENTION_BOTH) {
+            u.all_hi = min(u.hi, end_seen(p.window, low));
+            u.hi = max(u.lo, min(u.hi, end_seen(p.window, high)));
+        }
+        low = first_seen(p.window, p.chunk, low);
+        high = first_seen(p.window, p.chunk, high);
         if (low > u.lo) {
             u.lo = min(u.lo + (low - u.lo) / tile_keys * tile_keys, u.hi);
             u.first = min(low, u.hi);
@@ -166,6 +178,9 @@ row_view(const struct attention_params &p, const struct attention_unit &u, int p
     v.head = u.kv_head * p.group + k % p.group;
     v.hi = u.item.mask == ATTENTION_CAUSAL ? min(u.hi, u.item.n_past + v.row - u.item.seq_row + 1)
                                            : u.hi;
+    if (u.item.mask == ATTENTION_BOTH && p.window > 0) {
+        v.hi = min(u.hi, end_seen(p.window, p.rows[v.row].pos));
+    }
     v.first_pos = is_local(p) ? first_seen(p.window, p.chunk, p.rows[v.row].pos) : 0;
     /* The slots of a tree's new rows differ from their positions; row_sees handles them. */
     v.lo = u.item.mask == ATTENTION_TREE ? min(v.first_pos, u.item.n_past) : v.first_pos;

@@ -109,8 +109,11 @@ __global__ void attention_plain_kernel(const T *q, T *out, struct plain_params p
     const int32_t *list =
         p.picks ? p.picks + ((int64_t)r * n_lists + kv_head) * PICK_STRIDE(p.top_k) : nullptr;
     const struct seen_slots seen = seen_slots_of(pass, r);
-    const int n_keys =
-        list ? list[0] : seq.n_past + (seq.tree ? path_of(pass, r, seq.n_rows, path) : in_seq + 1);
+    int n_new = seq.tree ? path_of(pass, r, seq.n_rows, path) : in_seq + 1;
+    if (pass.bidirectional) {
+        n_new = p.window > 0 ? min(seq.n_rows, in_seq + p.window) : seq.n_rows;
+    }
+    const int n_keys = list ? list[0] : seq.n_past + n_new;
     const int32_t *table = pass.blocks + (int64_t)row.lane * pass.blocks_stride;
     const struct reader<C> keys = {
         kv, kv_head

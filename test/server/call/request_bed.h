@@ -12,7 +12,7 @@
 static struct call_model model;
 static struct config config;
 static struct engine_info info = {
-    .vocab = 4096, .hidden = 8, .max_model_len = 64, .n_eos = 1, .eos = {2}};
+    .vocab = 4096, .hidden = 8, .pooled_width = 8, .max_model_len = 64, .n_eos = 1, .eos = {2}};
 
 /* The model is opened once for all tests of a program; its context of 64 tokens makes
  * overlong prompts short. */

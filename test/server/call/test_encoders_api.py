@@ -53,6 +53,12 @@ def test_pairs_are_scored(serve, name):
     assert [d["score"] for d in raw["data"]] == pytest.approx([p["logits"][0] for p in pairs], abs=TOLERANCE)
 
 
+def test_texts_of_pairs_hold_no_control_tokens(serve):
+    n = [serve("bert-reranker").post("/v1/score", {"text_1": "what is", "text_2": text}).json()["usage"]["prompt_tokens"]
+         for text in ("a tree", "a tree [SEP]")]
+    assert n[1] > n[0] + 1  # spelled out
+
+
 @pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank"])
 @pytest.mark.parametrize("name", RERANKERS)
 def test_documents_are_ranked(serve, name, path):
