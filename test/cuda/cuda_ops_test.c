@@ -33,6 +33,18 @@ static void norm_case(struct pair *p, int32_t n_rows, int32_t width, int32_t pad
 }
 
 /* Odd widths do not fill the last vector of loads. */
+/* The norm of a sum takes the place of the residual, as in encoders. */
+static void norm_in_place(struct pair *p, int32_t n_rows, int32_t width)
+{
+    struct pair_tensor x = tensor_random(p, n_rows, width, width + 8, 2.0f);
+    struct pair_tensor d = tensor_random(p, n_rows, width, width + 8, 1.0f);
+    struct pair_weight w = vector_make(p, width, 1.0f), v = vector_make(p, width, 1.0f);
+    struct norm_args a = {
+        .n_rows = n_rows, .width = width, .kind = NORM_LAYER, .eps = 1e-12f, .delta_scale = 1.0f};
+    BOTH(p, norm, a, a.x = a.out = x.t[b]; a.delta = d.t[b]; a.weight = w.w[b]; a.bias = v.w[b]);
+    check_tensor(p, "a norm in place", &x, width, pair_tolerance(p));
+}
+
 TEST(norms_agree)
 {
     NEED_GPU();
@@ -44,7 +56,10 @@ TEST(norms_agree)
             norm_case(&p, 3, odd_widths[i], 3, NORM_LAYER, false, true, true);
             norm_case(&p, 2, odd_widths[i], 8, NORM_LAYER, true, true, true);
             norm_case(&p, 2, odd_widths[i], 0, NORM_RMS, true, false, false);
+            norm_in_place(&p, 3, odd_widths[i]);
         }
+        norm_in_place(&p, 1100, 384);
+        norm_in_place(&p, 1100, 1024);
         norm_case(&p, 3, 16384, 0, NORM_RMS, true, true, false);
         norm_case(&p, 1100, 256, 8, NORM_RMS, true, true, false);
         norm_case(&p, 1100, 2048, 8, NORM_RMS, true, true, false); // more rows than blocks

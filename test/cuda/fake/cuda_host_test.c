@@ -30,6 +30,14 @@ struct bed {
     bool broken; // the model's results are not numbers
 };
 
+static void pool_request(struct bed *b, struct engine_request *r, enum pool_kind kind)
+{
+    r->pool = kind;
+    r->pooled = b->pooled;
+    r->outputs = NULL;
+    r->params.max_tokens = 0;
+}
+
 /* Greedy, drawn, several samples, log-probabilities, all sampling parameters, embeddings. Some
  * share a prefix. The model's vocabulary has more than 300 ids. */
 static void make_request(struct bed *b, int32_t i, int32_t n_prompt, int32_t n_samples)
@@ -62,12 +70,15 @@ static void make_request(struct bed *b, int32_t i, int32_t n_prompt, int32_t n_s
         r->params.n_allowed = 4;
         r->params.allowed = ids;
         break;
-    case 4:
-        r->pool = POOL_LAST;
-        r->pooled = b->pooled;
-        r->outputs = NULL;
-        r->params.max_tokens = 0;
-        break;
+    case 4: pool_request(b, r, POOL_LAST); break;
+    }
+    if (engine_info(b->e)->encoder) {
+        static const enum pool_kind kinds[N] = {POOL_MEAN, POOL_FIRST, POOL_MAX, POOL_MEAN,
+                                                POOL_LAST};
+        r->params = sampling_params_default();
+        r->second = n_prompt / 2;
+        r->n = 1;
+        pool_request(b, r, kinds[i]);
     }
     for (int32_t s = 0; s < r->n && r->outputs; s++) {
         struct engine_output *o = &b->outputs[i][s];
@@ -291,6 +302,67 @@ TEST(real_shapes_make_only_valid_calls)
 {
     for (const int32_t *sm = host_archs(); *sm; sm++) {
         host_in_child(real_shapes, sm);
+    }
+}
+
+/* Encoders: passes whose rows see each other, with windows and without, pooled in all ways. */
+static int encoders(const void *arg)
+{
+    static const struct {
+        const char *name, *config;
+        int32_t longest;
+    } shapes[] = {
+        {"a BERT",
+         "{\"model_type\":\"bert\",\"vocab_size\":30522,\"hidden_size\":384,\"num_hidden_layers\":"
+         "3,"
+         "\"num_attention_heads\":12,\"intermediate_size\":1536}",
+         500},
+        {"an XLM-RoBERTa",
+         "{\"model_type\":\"xlm-roberta\",\"vocab_size\":250002,\"hidden_size\":1024,\"num_hidden_"
+         "layers\":2,"
+         "\"num_attention_heads\":16,\"intermediate_size\":4096,\"max_position_embeddings\":8194,"
+         "\"type_vocab_size\":1}",
+         8000},
+        {"a ModernBERT",
+         "{\"model_type\":\"modernbert\",\"vocab_size\":50368,\"hidden_size\":768,\"num_hidden_"
+         "layers\":4,"
+         "\"num_attention_heads\":12}",
+         8000},
+        {"an EmbeddingGemma",
+         "{\"model_type\":\"gemma3_text\",\"vocab_size\":262144,\"hidden_size\":768,\"num_hidden_"
+         "layers\":7,"
+         "\"num_attention_heads\":3,\"num_key_value_heads\":1,\"intermediate_size\":1152,"
+         "\"max_position_embeddings\":2048,\"sliding_window\":512,"
+         "\"use_bidirectional_attention\":true}",
+         2000}};
+    char dir[] = "/tmp/fake-cuda-XXXXXX", path[64];
+    CHECK(mkdtemp(dir) != NULL);
+    snprintf(path, sizeof path, "%s/config.json", dir);
+    for (size_t i = 0; i < 4 * sizeof shapes / sizeof shapes[0]; i++) {
+        FILE *f = fopen(path, "w");
+        CHECK(f && fputs(shapes[i / 4].config, f) >= 0 && fclose(f) == 0);
+        fake_cuda_reset(1, *(const int32_t *)arg, (size_t)141 << 30);
+        struct engine_options o = {.model = dir,
+                                   .load_format = "dummy",
+                                   .max_num_seqs = 30,
+                                   .enable_prefix_caching = true,
+                                   .enable_chunked_prefill = true,
+                                   .kv_cache_dtype = i % 4 == 3 ? "fp8" : NULL,
+                                   .backend.deterministic = i % 4 == 1,
+                                   .backend.enforce_eager = i % 4 == 2};
+        live(&o, shapes[i / 4].longest, 1, shapes[i / 4].name);
+        CHECK(fake_cuda_counts().kernels >= 8);
+        CHECK(!fake_cuda_launched("attention_few"));
+    }
+    unlink(path);
+    rmdir(dir);
+    return 0;
+}
+
+TEST(encoders_make_only_valid_calls)
+{
+    for (const int32_t *sm = host_archs(); *sm; sm++) {
+        host_in_child(encoders, sm);
     }
 }
 

@@ -205,6 +205,8 @@ TEST(a_step_arrives_as_it_was_sent)
     CHECK_EQ(got.draft[0].draws[0].more_slot, 5);
     CHECK(got.seqs[1].tree && !got.seqs[0].tree);
     CHECK(got.seqs[1].adapter == 2 && got.seqs[0].adapter == 0);
+    CHECK(got.seqs[1].second == 1 && got.seqs[0].second == 0);
+    CHECK(!got.pass.bidirectional);
     // Encoding twice gives equal fields.
     step_encode(&got, NULL, &second);
     CHECK_EQ(second.n_bytes, first.n_bytes);
@@ -283,6 +285,32 @@ TEST(draws_that_wait_bring_their_masks_later)
     sent.pass.draws_wait = false;
     step_encode(&sent, NULL, &b);
     CHECK(b.n_bytes > n_without);
+    buf_deinit(&b);
+    step_deinit(&sent);
+    step_deinit(&got);
+}
+
+/* Rows of encoders have no past, and are no trees. */
+TEST(a_bidirectional_pass_arrives)
+{
+    struct step sent, got;
+    struct buf b;
+    fill(&sent);
+    step_init(&got, 1, &chain);
+    buf_init(&b, 1 << 20);
+    sent.pass.bidirectional = true;
+    step_encode(&sent, NULL, &b);
+    CHECK_EQ(decode(&got, b.data, b.n_bytes), ERR_FORMAT);
+    sent.pass.tree_mask = NULL;
+    sent.seqs[1].tree = false;
+    buf_clear(&b);
+    step_encode(&sent, NULL, &b);
+    CHECK_EQ(decode(&got, b.data, b.n_bytes), ERR_FORMAT);
+    sent.seqs[0].n_past = 0;
+    buf_clear(&b);
+    step_encode(&sent, NULL, &b);
+    REQUIRE(decode(&got, b.data, b.n_bytes) == OK);
+    CHECK(got.pass.bidirectional);
     buf_deinit(&b);
     step_deinit(&sent);
     step_deinit(&got);
