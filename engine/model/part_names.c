@@ -62,6 +62,8 @@ static const struct {
     {".ffn_hc.", ".hc_pre.hc_mlp_layer.hc_"},
     {".ffn_hc.", ".hc_mlp_layer.hc_pre.hc_"},
     {".ffn_hc.", ".hc_mlp_layer.hc_"},
+    {".LayerNorm.weight", ".LayerNorm.gamma"}, // the first BERTs
+    {".LayerNorm.bias", ".LayerNorm.beta"},
     {".hc_head.hc_", ".hc_pre.hc_head.hc_head_"},
     {".hc_head.hc_", ".hc_head.hc_pre.hc_head_"},
     {".hc_head.hc_", ".hc_head.hc_head_"},

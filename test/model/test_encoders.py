@@ -96,6 +96,40 @@ def copy_of(name, path):
     return folder
 
 
+def rename(folder, change):
+    """Changes the names of a file's tensors."""
+    path = os.path.join(folder, "model.safetensors")
+    with open(path, "rb") as f:
+        data = f.read()
+    n = int.from_bytes(data[:8], "little")
+    header = {key if key == "__metadata__" else change(key): value for key, value in json.loads(data[8 : 8 + n]).items()}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    os.remove(path)
+    with open(path, "wb") as f:
+        f.write(len(text).to_bytes(8, "little") + text + data[8 + n :])
+
+
+OLD = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+
+
+def oldest(name):
+    for new, old in OLD.items():
+        name = name.replace(new, old)
+    return name
+
+
+@pytest.mark.parametrize("name, change", [
+    ("bert", oldest), ("bert", lambda name: "bert." + name), ("bert", lambda name: "bert." + oldest(name)),
+    ("roberta", lambda name: "roberta." + name), ("modernbert", lambda name: "model." + name),
+    ("bert-reranker", oldest), ("embeddinggemma", lambda name: "model." + name)])
+def test_other_names_of_tensors(name, change, tmp_path):
+    want = vectors(encoders.folder(name), asked_of(name)[:2])
+    folder = copy_of(name, tmp_path)
+    rename(folder, change)
+    assert vectors(folder, asked_of(name)[:2]) == want
+
+
 def refusal(folder):
     done = subprocess.run([*golden.RUN, folder, "--json", "--log-level", "error"], input="", capture_output=True, text=True, timeout=60)
     assert done.returncode != 0
