@@ -66,6 +66,9 @@ static const struct tensor_names modernbert_names = {.embed = "model.embeddings.
                                                      .label_norm = "head.norm",
                                                      .labels = "classifier"};
 
+static const struct tensor_names eurobert_names = {BASE_NAMES, QKV_NAMES, FFN_NAMES,
+                                                   .label_dense = "dense", .labels = "classifier"};
+
 /* The number of classes of a classifier; 0: the checkpoint is none. */
 static int32_t n_labels(const struct json *j)
 {
@@ -235,6 +238,23 @@ static enum status read_modernbert(const struct json *j, struct model_config *c,
     return OK;
 }
 
+/* Llama's layers in both directions. A head whose logits are themselves pooled is another one. */
+static enum status read_eurobert(const struct json *j, struct model_config *c, struct err *err)
+{
+    const char *pooling = or_text(json_get_string(j, "classifier_pooling"), "late");
+    c->bidirectional = true;
+    c->q_bias = c->o_bias = json_get_bool(j, "attention_bias", false);
+    c->mlp_bias = json_get_bool(j, "mlp_bias", false);
+    c->labels.n = n_labels(j);
+    c->labels.act = POOL_ACT_GELU;
+    c->labels.mean = strcmp(pooling, "mean") == 0;
+    if (c->labels.n > 0 && !c->labels.mean && strcmp(pooling, "bos") != 0) {
+        return err_set(err, ERR_UNSUPPORTED,
+                       "config.json: the classifier_pooling '%.40s' is not supported", pooling);
+    }
+    return OK;
+}
+
 #define BERT_DEFAULTS "\"hidden_act\":\"gelu\",\"max_position_embeddings\":512"
 #define ROBERTA_DEFAULTS "{\"pad_token_id\":1," BERT_DEFAULTS "}"
 
@@ -250,6 +270,9 @@ static const struct family rows[] = {
      read_distilbert},
     {"nomic_bert", &nomic_names,
      "{\"hidden_act\":\"silu\",\"max_position_embeddings\":2048,\"rope_theta\":1000}", read_nomic},
+    {"eurobert", &eurobert_names,
+     "{\"rms_norm_eps\":1e-5,\"max_position_embeddings\":8192,\"intermediate_size\":3072}",
+     read_eurobert},
     {"modernbert", &modernbert_names,
      "{\"hidden_activation\":\"gelu\",\"max_position_embeddings\":8192,\"intermediate_size\":1152,"
      "\"sliding_window\":64}",

@@ -31,12 +31,12 @@ static enum status read_norm(struct loader *l, struct weight_part *norm, struct 
 /* Tensors that belong to other heads of encoders, and are not needed. */
 static void pass_over_heads(struct loader *l)
 {
-    static const char *const heads[] = {"model.pooler",    "cls",
-                                        "lm_head",         "head",
-                                        "decoder",         "model.head",
-                                        "classifier",      "pre_classifier",
-                                        "vocab_transform", "vocab_layer_norm",
-                                        "vocab_projector"};
+    static const char *const heads[] = {"model.pooler",     "cls",
+                                        "lm_head",          "head",
+                                        "decoder",          "dense",
+                                        "model.head",       "classifier",
+                                        "pre_classifier",   "vocab_transform",
+                                        "vocab_layer_norm", "vocab_projector"};
     for (size_t i = 0; i < sizeof heads / sizeof heads[0] && l->c->bidirectional; i++) {
         part_pass_over(l, heads[i]);
     }

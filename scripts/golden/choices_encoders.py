@@ -72,6 +72,22 @@ def modernbert(rng):
     return c
 
 
+def eurobert(rng):
+    c = sizes(rng)
+    dim = c["hidden_size"] // c["num_attention_heads"]
+    c.update(
+        hidden_act=rng.choice(["silu", "silu", "gelu"]),
+        rms_norm_eps=rng.choice([1e-5, 1e-6]),
+        num_key_value_heads=rng.choice([k for k in (1, 2, c["num_attention_heads"]) if c["num_attention_heads"] % k == 0]),
+        attention_bias=rng.random() < 0.3,
+        mlp_bias=rng.random() < 0.3,
+        classifier_pooling=rng.choice(["bos", "mean"]),
+        rope_parameters=rope(rng, dim, ("default", "default", "linear", "llama3")),
+        pad_token_id=0,
+    )
+    return c
+
+
 def gemma3_text(rng):
     c = sizes(rng)
     c.update(
@@ -93,6 +109,7 @@ FAMILIES = {
     "distilbert": distilbert,
     "nomic_bert": nomic_bert,
     "modernbert": modernbert,
+    "eurobert": eurobert,
     "gemma3_text": gemma3_text,
 }
 CLASSIFIERS = [family for family in FAMILIES if family != "gemma3_text"]

@@ -159,6 +159,16 @@ def test_other_configs_are_refused_by_name(key, value, words, tmp_path):
     assert words in refusal(folder)
 
 
+def test_a_head_that_pools_logits_is_refused(tmp_path):
+    config = {"model_type": "eurobert", "architectures": ["EuroBertForSequenceClassification"], "vocab_size": 99, "hidden_size": 32,
+              "num_attention_heads": 4, "num_hidden_layers": 1, "classifier_pooling": "late"}
+    with open(os.path.join(tmp_path, "config.json"), "w") as f:
+        json.dump(config, f)
+    done = subprocess.run([*golden.RUN, str(tmp_path), "--json", "--load-format", "dummy"], input="", capture_output=True, text=True,
+                          timeout=60)
+    assert done.returncode != 0 and "classifier_pooling 'late' is not supported" in done.stderr
+
+
 def test_other_modules_are_refused_by_name(tmp_path):
     folder = copy_of("embeddinggemma", tmp_path)
     modules = read(folder, "modules.json")
