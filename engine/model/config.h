@@ -153,6 +153,8 @@ struct model_config {
     int32_t norm_gate_rank;
 
     bool q_bias, o_bias, mlp_bias, router_bias, head_bias, sinks;
+    bool down_bias; // of MLPs' last product, even without mlp_bias
+    bool up_first;  // a fused tensor of gates and ups has the ups first
     enum attn_gate attn_gate;
     bool attn_gate_softplus; // the gates are softplus instead of sigmoid
     enum qk_norm qk_norm;

@@ -53,6 +53,19 @@ static const struct tensor_names nomic_names = {.layers = "encoder.layers.",
                                                 .attn_norm = "norm2",
                                                 POOLER_LABELS};
 
+static const struct tensor_names gte_names = {.layers = "encoder.layer.",
+                                              .embed = "model.embeddings.word_embeddings",
+                                              .token_types =
+                                                  "model.embeddings.token_type_embeddings",
+                                              .embed_norm = "model.embeddings.LayerNorm",
+                                              .qkv = "attention.qkv_proj",
+                                              .o = "attention.o_proj",
+                                              .ffn_norm = "attn_ln",
+                                              .gate_up = "mlp.up_gate_proj",
+                                              .down = "mlp.down_proj",
+                                              .attn_norm = "mlp_ln",
+                                              POOLER_LABELS};
+
 static const struct tensor_names modernbert_names = {.embed = "model.embeddings.tok_embeddings",
                                                      .embed_norm = "model.embeddings.norm",
                                                      .final_norm = "model.final_norm",
@@ -178,6 +191,14 @@ static enum status read_nomic(const struct json *j, struct model_config *c, stru
     return token_types(j, 2, c, err);
 }
 
+/* The same with biases, except those of gates. */
+static enum status read_gte(const struct json *j, struct model_config *c, struct err *err)
+{
+    TRY(read_post_norms(j, 1e-12, c, err));
+    c->q_bias = c->o_bias = c->down_bias = c->up_first = true;
+    return json_get_int(j, "type_vocab_size", 1) == 0 ? OK : token_types(j, 1, c, err);
+}
+
 /* The window is that of one direction, beside the row itself. */
 static enum status modernbert_windows(const struct json *j, struct model_config *c, struct err *err)
 {
@@ -270,6 +291,8 @@ static const struct family rows[] = {
      read_distilbert},
     {"nomic_bert", &nomic_names,
      "{\"hidden_act\":\"silu\",\"max_position_embeddings\":2048,\"rope_theta\":1000}", read_nomic},
+    {"gte", &gte_names,
+     "{\"hidden_act\":\"gelu\",\"max_position_embeddings\":8192,\"rope_theta\":160000}", read_gte},
     {"eurobert", &eurobert_names,
      "{\"rms_norm_eps\":1e-5,\"max_position_embeddings\":8192,\"intermediate_size\":3072}",
      read_eurobert},

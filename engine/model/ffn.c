@@ -41,8 +41,9 @@ static enum status load_mlp(struct loader *l, const char *gate, const char *up, 
         st.pieces[st.n++] = (struct piece){a, ffn, first_up, size->ups};
     } else if (fused) {
         part_layer_name(fused, layer, a);
-        st.pieces[st.n++] = (struct piece){a, 2 * ffn, first_gate, size->gates};
-        st.pieces[st.n++] = (struct piece){a, 2 * ffn, ffn + first_up, size->ups};
+        const int64_t gates_at = c->up_first ? ffn : 0, ups_at = ffn - gates_at;
+        st.pieces[st.n++] = (struct piece){a, 2 * ffn, gates_at + first_gate, size->gates};
+        st.pieces[st.n++] = (struct piece){a, 2 * ffn, ups_at + first_up, size->ups};
     } else {
         part_layer_name(gate, layer, a);
         part_layer_name(up, layer, b);
@@ -56,7 +57,7 @@ static enum status load_mlp(struct loader *l, const char *gate, const char *up, 
                       .n_in = ffn,
                       .first_col = first,
                       .n_cols = ffn_shard,
-                      .bias = bias,
+                      .bias = bias || c->down_bias,
                       .turned = c->turned,
                       .adapts = true,
                       .k_segments = part_segments(l, ffn_shard)};

@@ -190,6 +190,8 @@ static const struct name_form forms[] = {
     {"roberta.", ""},
     {"distilbert.", ""},
     {"nomic_bert.", ""},
+    {"new.", ""}, // GTE, as released
+    {"gte.", ""},
     {"transformer.", ""}, // GPT-2 and its kin
     {"gpt_neox.", ""},
     {"biogpt.", ""},

@@ -50,6 +50,10 @@ def nomic_bert(rng):
     return c
 
 
+def gte(rng):
+    return {**nomic_bert(rng), "hidden_act": rng.choice(["gelu", "silu"]), "type_vocab_size": rng.choice([0, 1, 2]), "pad_token_id": 1}
+
+
 def modernbert(rng):
     c = sizes(rng)
     kinds = rng.choice([None, layer_types(rng, c["num_hidden_layers"])])
@@ -109,6 +113,7 @@ FAMILIES = {
     "distilbert": distilbert,
     "nomic_bert": nomic_bert,
     "modernbert": modernbert,
+    "gte": gte,
     "eurobert": eurobert,
     "gemma3_text": gemma3_text,
 }
