@@ -151,6 +151,10 @@ static enum status read_entry(const char *dir, const struct json *entry, int32_t
     if (strcmp(class, "Transformer") == 0 || strcmp(class, "Dropout") == 0) {
         return OK;
     }
+    if (strstr(module, "..")) {
+        return err_set(err, ERR_FORMAT, "%s/modules.json: the path '%.60s' leaves the folder", dir,
+                       module);
+    }
     if (strcmp(class, "Pooling") == 0) {
         return read_pooling(dir, module, encoder, p, err);
     }
@@ -158,7 +162,7 @@ static enum status read_entry(const char *dir, const struct json *entry, int32_t
         *normed = true;
         return OK;
     }
-    if (strcmp(class, "Dense") == 0 && !*normed && !strstr(module, "..")) {
+    if (strcmp(class, "Dense") == 0 && !*normed) {
         return read_dense(dir, module, hidden, p, err);
     }
     return err_set(err, ERR_UNSUPPORTED, "%s/modules.json: the module '%.60s' is not supported%s",

@@ -28,7 +28,10 @@ static const char *const needed[] = {
     "chat_template.jinja",
     "chat_template.json",
     "additional_chat_templates/*.jinja",
-    "1_Pooling/config.json",
+    "modules.json",
+    "*_Pooling/config.json",
+    "*_Dense/config.json",
+    "*_Dense/model.safetensors",
     "hf_quant_config.json",
 };
 
@@ -49,7 +52,8 @@ static bool matches(const char *pattern, const char *path)
     const size_t n_before = (size_t)(star - pattern), n_after = strlen(star + 1);
     const size_t n = strlen(path);
     return n > n_before + n_after && memcmp(pattern, path, n_before) == 0 &&
-           strcmp(path + n - n_after, star + 1) == 0 && !strchr(path + n_before, '/');
+           strcmp(path + n - n_after, star + 1) == 0 &&
+           !memchr(path + n_before, '/', n - n_before - n_after);
 }
 
 bool hub_is_needed(const char *path)

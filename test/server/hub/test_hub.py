@@ -136,6 +136,17 @@ def test_the_cache_has_the_layout_and_only_the_needed_files(hub, env):
         assert open(os.path.join(folder, name), "rb").read() == SMALL[name]
 
 
+def test_the_modules_of_an_embedding_model_are_downloaded(hub, env):
+    modules = {"modules.json": b"[]", "1_Pooling/config.json": b"{}", "2_Dense/config.json": b"{}", "2_Dense/model.safetensors": b"weights"}
+    more = {"2_Dense/pytorch_model.bin": b"x", "onnx/2_Dense/config.json": b"x", "config_sentence_transformers.json": b"{}"}
+    hub.add("org/small", {**SMALL, **modules, **more})
+    folder = pull(env)
+    names = sorted(os.path.relpath(os.path.join(d, f), folder) for d, _, files in os.walk(folder) for f in files)
+    assert names == sorted([*SMALL, *modules])
+    for name, content in modules.items():
+        assert open(os.path.join(folder, name), "rb").read() == content
+
+
 def test_gpt2s_vocabulary_is_downloaded_in_place_of_a_tokenizer_json(hub, env):
     pair = {"vocab.json": b"{}", "merges.txt": b"a b", "added_tokens.json": b"{}"}
     hub.add("org/small", {**SMALL, **pair})
