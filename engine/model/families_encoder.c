@@ -2,6 +2,7 @@
 /* Encoders: every row attends to all rows of its text. They serve as embedding models, rerankers
  * and classifiers, and have no output head. */
 #include "engine/base/json.h"
+#include "engine/base/minmax.h"
 #include "engine/base/optional.h"
 #include "engine/model/family_parts.h"
 
@@ -184,10 +185,39 @@ static enum status read_distilbert(const struct json *j, struct model_config *c,
     return learned_positions(j, 0, c, err);
 }
 
-/* Ropes, gated MLPs and no biases, but for those of norms. */
+/* The switches of released configs, which describe many other models, too. */
+static enum status check_released_nomic(const struct json *j, struct err *err)
+{
+    static const char *const off[] = {
+        "prenorm",      "parallel_block", "qkv_proj_bias",          "mlp_fc1_bias",
+        "mlp_fc2_bias", "use_rms_norm",   "rotary_emb_interleaved", "causal"};
+    const char *act = or_text(json_get_string(j, "activation_function"), "swiglu");
+    for (size_t i = 0; i < sizeof off / sizeof off[0]; i++) {
+        TRY(family_must_be(j, off[i], false, err));
+    }
+    if (strcmp(act, "swiglu") != 0 || json_get_number(j, "rotary_emb_fraction", 1.0) < 1.0 ||
+        json_type(json_get(j, "rotary_scaling_factor")) != JSON_NULL ||
+        json_get_int(j, "moe_every_n_layers", 0) > 0) {
+        return err_set(err, ERR_UNSUPPORTED,
+                       "config.json: an activation_function other than swiglu, a "
+                       "rotary_emb_fraction below 1, a rotary_scaling_factor and "
+                       "moe_every_n_layers are not supported");
+    }
+    return OK;
+}
+
+/* Ropes, gated MLPs and no biases, but for those of norms. Released configs have other names, and
+ * more positions than the model was trained for. */
 static enum status read_nomic(const struct json *j, struct model_config *c, struct err *err)
 {
+    const int64_t trained = json_get_int(j, "max_trained_positions", c->max_pos);
+    TRY(check_released_nomic(j, err));
     TRY(read_post_norms(j, 1e-12, c, err));
+    TRY(family_positive("max_trained_positions", trained, MAX_POSITIONS, err));
+    c->max_pos = lesser((int32_t)trained, c->max_pos);
+    if (json_get(j, "rotary_emb_base")) {
+        c->rope_theta[0] = json_get_number(j, "rotary_emb_base", 1000.0);
+    }
     return token_types(j, 2, c, err);
 }
 
@@ -290,7 +320,13 @@ static const struct family rows[] = {
      "\"intermediate_size\",\"activation\":\"hidden_act\"}}",
      read_distilbert},
     {"nomic_bert", &nomic_names,
-     "{\"hidden_act\":\"silu\",\"max_position_embeddings\":2048,\"rope_theta\":1000}", read_nomic},
+     "{\"hidden_act\":\"silu\",\"max_position_embeddings\":2048,\"rope_theta\":1000,\"other_keys\":"
+     "{"
+     "\"n_embd\":\"hidden_size\",\"n_head\":\"num_attention_heads\",\"n_layer\":\"num_hidden_"
+     "layers\","
+     "\"n_inner\":\"intermediate_size\",\"n_positions\":\"max_position_embeddings\","
+     "\"layer_norm_epsilon\":\"layer_norm_eps\"}}",
+     read_nomic},
     {"gte", &gte_names,
      "{\"hidden_act\":\"gelu\",\"max_position_embeddings\":8192,\"rope_theta\":160000}", read_gte},
     {"eurobert", &eurobert_names,

@@ -159,6 +159,35 @@ def test_other_configs_are_refused_by_name(key, value, words, tmp_path):
     assert words in refusal(folder)
 
 
+RELEASED = {"hidden_size": "n_embd", "num_attention_heads": "n_head", "num_hidden_layers": "n_layer", "intermediate_size": "n_inner",
+            "layer_norm_eps": "layer_norm_epsilon"}
+
+
+def released_nomic(folder):
+    """The config in the form of nomic-embed-text-v1.5."""
+    config = {RELEASED.get(key, key): value for key, value in read(folder, "config.json").items()}
+    for key in ("hidden_act", "max_position_embeddings", "head_dim"):
+        config.pop(key, None)
+    base = config.pop("rope_parameters")["rope_theta"]
+    return {**config, "activation_function": "swiglu", "rotary_emb_base": base, "rotary_emb_fraction": 1.0, "rotary_emb_interleaved": False,
+            "rotary_scaling_factor": None, "prenorm": False, "qkv_proj_bias": False, "mlp_fc1_bias": False, "mlp_fc2_bias": False,
+            "parallel_block": False, "use_rms_norm": False, "causal": False, "n_positions": 8192, "max_trained_positions": 200}
+
+
+def test_released_config_of_nomic(tmp_path):
+    folder = copy_of("nomic-bert", tmp_path)
+    config = released_nomic(folder)
+    write(folder, "config.json", config)
+    assert vectors(folder, asked_of("nomic-bert")) == vectors(encoders.folder("nomic-bert"), asked_of("nomic-bert"))
+    long = run(folder, [([5] * 300, "mean")])[0]
+    assert "maximum context length is 200 tokens" in long["error"]
+    for key, value in (("prenorm", True), ("mlp_fc1_bias", True), ("activation_function", "gelu"), ("rotary_scaling_factor", 2.0),
+                       ("moe_every_n_layers", 2), ("rotary_emb_fraction", 0.5)):
+        with open(os.path.join(folder, "config.json"), "w") as f:
+            json.dump({**config, key: value}, f)
+        assert key in refusal(folder)
+
+
 def test_a_head_that_pools_logits_is_refused(tmp_path):
     config = {"model_type": "eurobert", "architectures": ["EuroBertForSequenceClassification"], "vocab_size": 99, "hidden_size": 32,
               "num_attention_heads": 4, "num_hidden_layers": 1, "classifier_pooling": "late"}
