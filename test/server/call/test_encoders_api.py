@@ -123,6 +123,20 @@ def test_what_a_model_cannot_do_is_refused(serve):
     assert answer.status == 400 and "maximum context length is 200 tokens" in answer.error["message"]
 
 
+@pytest.mark.parametrize("how, pooling", [('{"pooling_type": "CLS", "normalize": false}', "first"), ('{"pooling_type": "MAX", "normalize": false}', "max"),
+                                          ('{"pooling_type": "LAST", "normalize": false}', "last"), ('{"normalize": false}', "mean")])
+def test_the_pooling_can_be_chosen(how, pooling):
+    case = encoders.expected("modernbert")["cases"][0]
+    with Server(real=True, model=encoders.folder("modernbert"), pooler_config=how) as server:
+        answer = server.post("/v1/embeddings", {"input": case["prompt"]}).json()
+    assert answer["data"][0]["embedding"] == pytest.approx(case[pooling], abs=TOLERANCE)
+
+
+def test_first_tokens_of_other_models_have_seen_nothing():
+    with pytest.raises(RuntimeError, match="CLS for encoders"):
+        Server(real=True, pooler_config="cls")
+
+
 def test_vectors_in_other_forms(serve):
     want = encoders.expected("embeddinggemma")["texts"][0]
     server = serve("embeddinggemma")
