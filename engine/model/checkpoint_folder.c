@@ -14,16 +14,16 @@ enum {
     MAX_SHARDS = 10000,         // chosen: far above the largest number seen
 };
 
-/* The kinds of files, the preferred one first, as in transformers. */
+/* The preferred kind comes first, as in transformers. */
+enum { SAFETENSORS, TORCH, N_KINDS };
+
 static const struct kind {
     const char *whole, *index; // the names of a single file, and of an index
     const char *begin, *end;   // without either, all files whose names begin and end so
-} kinds[] = {
-    {"model.safetensors", "model.safetensors.index.json", "", ".safetensors"},
-    {"pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model", ".bin"},
+} kinds[N_KINDS] = {
+    [SAFETENSORS] = {"model.safetensors", "model.safetensors.index.json", "", ".safetensors"},
+    [TORCH] = {"pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model", ".bin"},
 };
-
-enum { N_KINDS = sizeof kinds / sizeof kinds[0] };
 
 /* Adds each file once, although the index names a file for each tensor. A name with a slash is
  * refused, so that a downloaded index cannot open files outside its folder. */
@@ -175,7 +175,7 @@ enum status shards_find(struct shards *s, const char *dir, char index[PATH_MAX],
 void shards_log(const struct shards *s, const char *dir)
 {
     char path[PATH_MAX];
-    const struct kind *torch = &kinds[N_KINDS - 1];
+    const struct kind *torch = &kinds[TORCH];
     if (s->n == 0) {
         return;
     }
@@ -191,7 +191,7 @@ void shards_log(const struct shards *s, const char *dir)
 enum status shard_open(struct shard *s, struct checkpoint_list *list, struct err *err)
 {
     TRY(file_map_open(s->path, &s->map, err));
-    if (ends_with(s->name, kinds[N_KINDS - 1].end)) {
+    if (ends_with(s->name, kinds[TORCH].end)) {
         return checkpoint_torch_read(s, list, err);
     }
     return checkpoint_safetensors_read(s, list, err);

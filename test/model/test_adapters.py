@@ -159,7 +159,8 @@ def test_an_adapter_in_pytorchs_file(tmp_path):
     folder = str(tmp_path / "it")
     os.mkdir(folder)
     shutil.copy(os.path.join(adapter("llama-3"), "adapter_config.json"), folder)
-    torch_files.save(os.path.join(folder, "adapter_model.bin"), torch_files.stored(os.path.join(adapter("llama-3"), "adapter_model.safetensors")))
+    tensors = torch_files.stored(os.path.join(adapter("llama-3"), "adapter_model.safetensors"))
+    torch_files.save(os.path.join(folder, "adapter_model.bin"), tensors)
     asked = [request(c, "it") for c in cases("llama-3")]
     got = golden.generate(model("llama-3"), asked, "--dtype", "float32", "--lora-modules", f"it={folder}")
     for case, with_it in zip(cases("llama-3"), got):

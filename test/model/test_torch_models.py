@@ -23,7 +23,8 @@ def mask(dtype):
 
 
 def opt():
-    return transformers.OPTForCausalLM(transformers.OPTConfig(**SIZES, ffn_dim=128, max_position_embeddings=POSITIONS, word_embed_proj_dim=64))
+    return transformers.OPTForCausalLM(transformers.OPTConfig(**SIZES, ffn_dim=128, max_position_embeddings=POSITIONS,
+                                                              word_embed_proj_dim=64))
 
 
 def gpt2():
@@ -97,7 +98,7 @@ def test_scores_are_those_of_transformers(row, tmp_path):
         scores = torch.log_softmax(model(torch.tensor([IDS])).logits[0], -1)
     got = golden.generate(folder, [{"prompt_token_ids": IDS, "max_tokens": 1, "prompt_logprobs": True}], "--dtype", "float32")
     for i, logprob in enumerate(got[0]["prompt_logprobs"][1:]):
-        assert abs(scores[i, IDS[i + 1]].item() - logprob) < 1e-4
+        assert abs(scores[i, IDS[i + 1]].item() - logprob) < 1e-3
 
 
 @pytest.mark.parametrize("row", ["opt-125m", "pythia"])
@@ -109,6 +110,7 @@ def test_a_server(row, tmp_path):
         for _ in range(5):
             want.append(model(torch.tensor([want])).logits[0, -1].argmax().item())
     with Server(real=True, model=folder) as s:
-        r = s.post("/v1/completions", {"prompt": IDS, "max_tokens": 5, "temperature": 0, "ignore_eos": True, "return_token_ids": True}).json()
+        r = s.post("/v1/completions", {"prompt": IDS, "max_tokens": 5, "temperature": 0, "ignore_eos": True,
+                                       "return_token_ids": True}).json()
         assert r["choices"][0]["token_ids"] == want[len(IDS):]
         assert "weights are read from PyTorch's files: pytorch_model.bin" in s.stderr()

@@ -121,7 +121,8 @@ def test_what_huggingface_hub_wrote_is_served_without_a_network(hub, env):
 
 
 def test_the_cache_has_the_layout_and_only_the_needed_files(hub, env):
-    more = {"README.md": b"x", "pytorch_model.bin": b"x", "pytorch_model.bin.index.json": b"{}", "original/consolidated.00.pth": b"x", "onnx/model.onnx": b"x",
+    more = {"README.md": b"x", "pytorch_model.bin": b"x", "pytorch_model.bin.index.json": b"{}",
+            "original/consolidated.00.pth": b"x", "onnx/model.onnx": b"x",
             "additional_chat_templates/tool_use.jinja": b"{{ 1 }}", "model-q4.gguf": b"x", "other.safetensors": b"x"}
     hub.add("org/small", {**SMALL, **more})
     folder = pull(env)
