@@ -79,6 +79,13 @@ void buf_put(struct buf *b, const void *bytes, size_t n_bytes)
     b->data[b->n_bytes] = '\0';
 }
 
+void buf_move(struct buf *b, struct buf *from)
+{
+    buf_put(b, from->data, from->n_bytes);
+    b->failed |= from->failed;
+    buf_clear(from);
+}
+
 void buf_puts(struct buf *b, const char *s)
 {
     buf_put(b, s, strlen(s));

@@ -28,6 +28,8 @@ uint64_t buf_n_lost(void);
 
 bool buf_reserve(struct buf *b, size_t more_bytes);
 void buf_put(struct buf *b, const void *bytes, size_t n_bytes);
+/* Appends the bytes of `from`, and clears it. If `from` has lost any, `b` has failed, too. */
+void buf_move(struct buf *b, struct buf *from);
 void buf_puts(struct buf *b, const char *s);
 void buf_putc(struct buf *b, char c);
 void buf_printf(struct buf *b, const char *fmt, ...) PRINTF_LIKE(2, 3);

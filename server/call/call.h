@@ -237,6 +237,7 @@ struct call {
     bool answered;            // one of the sink's four functions that end an answer was called
     bool saving;              // the answer is being stored or written, on the pool
     bool closed;              // the answer is complete
+    bool cut;                 // an event was too large, and was not sent
     bool kept;                // request.detached: its beginning is stored, and its end will be
     enum call_ending ending;  // if not CALL_ANSWERED: how the call must end, as soon as it can
     char *not_kept, *why;     // error messages of the store and of a failed call; NULL: none

@@ -78,7 +78,7 @@ static void tell_prompt(struct call_choice *ch)
 static bool is_too_large(struct call *c, struct call_choice *ch)
 {
     struct call_error e = {0};
-    if (!call_choice_is_cut(ch)) {
+    if (!c->cut && !call_choice_is_cut(ch)) {
         return false;
     }
     call_error_answer_too_large(&e);

@@ -304,9 +304,8 @@ void call_put_token_ids(struct buf *b, struct call_choice *ch)
 {
     if (ch->call->request.return_token_ids) {
         buf_puts(b, ",\"token_ids\":[");
-        buf_put(b, ch->ids.data, ch->ids.n_bytes);
+        buf_move(b, &ch->ids);
         buf_putc(b, ']');
-        buf_clear(&ch->ids);
     } else if (!ch->call->request.stream) {
         buf_puts(b, ",\"token_ids\":null");
     }
@@ -339,6 +338,7 @@ void call_put_asked_timings(struct buf *b, const struct call *c)
 
 void call_event(struct call *c, const char *name, const struct buf *json)
 {
+    c->cut |= json->failed;
     if (!json->failed) {
         c->sink->event(c, name, json->data, json->n_bytes);
     }
@@ -373,7 +373,7 @@ void call_whole(struct call *c, struct buf *json)
 void call_end_stream(struct call *c, bool done)
 {
     struct call_error e = {0};
-    if (buf_n_lost() == c->server->n_lost) {
+    if (buf_n_lost() == c->server->n_lost && !c->cut) {
         c->sink->end(c, done);
         return;
     }

@@ -27,9 +27,8 @@ static void close_chunk(struct call_choice *ch, struct buf *b, const char *finis
     buf_puts(b, "},\"logprobs\":");
     if (ch->logprobs.n_bytes > 0) {
         buf_puts(b, "{\"content\":[");
-        buf_put(b, ch->logprobs.data, ch->logprobs.n_bytes);
+        buf_move(b, &ch->logprobs);
         buf_puts(b, "],\"refusal\":null}");
-        buf_clear(&ch->logprobs);
     } else {
         buf_puts(b, "null");
     }

@@ -104,14 +104,12 @@ void call_put_list_logprobs(struct buf *b, struct call_choice *ch)
         return;
     }
     buf_puts(b, "{\"tokens\":[");
-    buf_put(b, ch->logprobs.data, ch->logprobs.n_bytes);
+    buf_move(b, &ch->logprobs);
     buf_putc(b, ']');
-    buf_clear(&ch->logprobs);
     for (int i = 0; i < 3; i++) {
         buf_printf(b, ",\"%s\":[", names[i]);
-        buf_put(b, ch->lists[i].data, ch->lists[i].n_bytes);
+        buf_move(b, &ch->lists[i]);
         buf_putc(b, ']');
-        buf_clear(&ch->lists[i]);
     }
     buf_putc(b, '}');
 }

@@ -108,9 +108,8 @@ static void put_probabilities(struct buf *b, struct call_choice *ch)
 {
     if (ch->call->request.logprobs && ch->logprobs.n_bytes > 0) {
         buf_puts(b, ",\"completion_probabilities\":[");
-        buf_put(b, ch->logprobs.data, ch->logprobs.n_bytes);
+        buf_move(b, &ch->logprobs);
         buf_putc(b, ']');
-        buf_clear(&ch->logprobs);
     }
 }
 

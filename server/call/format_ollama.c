@@ -78,13 +78,12 @@ static void put_said(struct buf *b, struct call_choice *ch)
     }
     if (ch->logprobs.n_bytes > 0) {
         buf_puts(b, ",\"logprobs\":[");
-        buf_put(b, ch->logprobs.data, ch->logprobs.n_bytes);
+        buf_move(b, &ch->logprobs);
         buf_putc(b, ']');
     }
     buf_clear(&ch->content);
     buf_clear(&ch->reasoning);
     buf_clear(&ch->calls);
-    buf_clear(&ch->logprobs);
 }
 
 /* ---- stream ---------------------------------------------------------------------------------- */

@@ -97,9 +97,8 @@ static void put_choice(struct buf *b, struct call_choice *ch)
     buf_puts(b, ",\"logprobs\":");
     if (ch->call->request.logprobs) {
         buf_puts(b, "{\"content\":[");
-        buf_put(b, ch->logprobs.data, ch->logprobs.n_bytes);
+        buf_move(b, &ch->logprobs);
         buf_puts(b, "]}");
-        buf_clear(&ch->logprobs);
     } else {
         buf_puts(b, "null");
     }

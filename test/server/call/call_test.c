@@ -276,19 +276,18 @@ TEST(every_endpoint_answers_a_line_whole)
 /* An answer of which a part is larger than a part may be ends with an error, at once. */
 TEST(an_answer_that_is_too_large_is_an_error)
 {
-    static const char prompt[] =
-        "{\"prompt\":\"a\",\"max_tokens\":40,\"ignore_eos\":true,\"logprobs\":5}";
-    static const char chat[] = "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],"
-                               "\"max_tokens\":40,\"ignore_eos\":true,\"logprobs\":true}";
+    static const char *const bodies[] = {
+        "{\"prompt\":\"a\",\"max_tokens\":40,\"ignore_eos\":true,\"logprobs\":5}",
+        "{\"max_tokens\":40,\"ignore_eos\":true,\"logprobs\":5,\"echo\":true,"
+        "\"stream\":true,\"prompt\":[5,6,7,8,9,5,6,7,8,9,5,6,7,8,9,5,6,7,8,9,5,6,7,8,9]}"};
     REQUIRE(open_server(0, false));
     server.max_part_bytes = 300;
     for (int i = 0; i < 2; i++) {
         struct taken t;
-        take(&t, &line_sink, i ? KIND_CHAT : KIND_COMPLETIONS, i ? chat : prompt);
+        take(&t, i ? &stream_sink : &line_sink, KIND_COMPLETIONS, bodies[i]);
         turns_until(&t.n_over, 0);
-        CHECK_EQ(t.error.status, 400);
-        CHECK(strstr(t.error.message, "not fit in memory") && t.answer.n_bytes == 0);
-        CHECK(call_usage_of(&t.call).completion < 40);
+        CHECK(t.error.status == 400 && strstr(t.error.message, "not fit in memory"));
+        CHECK(t.answer.n_bytes == 0 && call_usage_of(&t.call).completion < 40);
         buf_deinit(&t.answer);
     }
     close_server();
