@@ -42,7 +42,7 @@ void nearest_try(struct nearest *n, const char *word)
 
 const char *nearest_word(const struct nearest *n)
 {
-    if (n->word && n->distance <= 1 + n->n_bytes / 2) {
+    if (n->word && n->distance <= 1 + n->n_bytes / 3) {
         return n->word;
     }
     return NULL;

@@ -7,7 +7,8 @@
 /* The word suggested for `typed`, "" for none. */
 static const char *meant(const char *typed)
 {
-    static const char *const words[] = {"serve", "version", "max-model-len", "port"};
+    static const char *const words[] = {"serve", "version", "max-model-len",
+                                        "port",  "pull",    "tags"};
     struct nearest n = {.typed = typed, .n_bytes = strlen(typed)};
     for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
         nearest_try(&n, words[i]);
@@ -28,6 +29,8 @@ TEST(a_misspelling_finds_its_word_and_an_unrelated_word_finds_none)
     CHECK_STR(meant("max_model_len"), "max-model-len");
     CHECK_STR(meant("serve"), "serve");
     CHECK_STR(meant("quantum"), "");
+    CHECK_STR(meant("help"), "");
+    CHECK_STR(meant("bogus"), "");
     CHECK_STR(meant(""), "");
     char longest[300];
     memset(longest, 'a', sizeof longest);
