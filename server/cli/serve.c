@@ -199,9 +199,11 @@ static enum status address_in_use(const struct config *c, struct err *err)
 {
     struct err first = *err;
     if (c->uds) {
-        return err_set(err, ERR_BUSY,
-                       "%s; another server uses this socket: choose another one with --uds PATH",
-                       first.text);
+        return err_set(
+            err, ERR_BUSY,
+            "%s; another server uses this socket, or it is a file of another kind: choose "
+            "another path with --uds PATH",
+            first.text);
     }
     return err_set(err, ERR_BUSY,
                    "%s; another program, perhaps a server that you started before, uses port %d: "

@@ -180,6 +180,12 @@ def test_a_folder_without_weights(tmp_path):
         assert rc == 1 and "short" in err and "listening" not in err and err.count("\n") == 1, err
 
 
+def test_a_file_in_the_place_of_a_socket_is_kept(tmp_path):
+    (tmp_path / "x").write_text("precious")
+    rc, out, err = run("serve", DEMO, "--uds", str(tmp_path / "x"), "--device", "cpu")
+    assert rc == 1 and "or it is a file of another kind" in err and (tmp_path / "x").read_text() == "precious"
+
+
 def test_a_port_in_use_is_named():
     with socket.create_server(("127.0.0.1", 0)) as s:
         port = s.getsockname()[1]
