@@ -224,6 +224,17 @@ static enum status read_cohere2(const struct json *j, struct model_config *c, st
     return OK;
 }
 
+/* Pairs are halves apart, and all layers have positions. */
+static enum status read_cohere_compass(const struct json *j, struct model_config *c,
+                                       struct err *err)
+{
+    TRY(family_cohere(j, c, err));
+    c->qk_norm = QK_NORM_NONE;
+    c->rope[0].desc.interleaved = false;
+    c->logit_scale = (float)json_get_number(j, "logit_scale", 1.0);
+    return OK;
+}
+
 /* Norms without weights. */
 static enum status read_olmo(const struct json *j, struct model_config *c, struct err *err)
 {
@@ -481,6 +492,10 @@ static const struct family rows[] = {
      "{\"eos_token_id\":32000,\"max_position_embeddings\":4096,\"rms_norm_eps\":1e-5,"
      "\"original_max_position_embeddings\":4096}",
      read_phi3},
+    {"phi4_multimodal", &phi3_names,
+     "{\"eos_token_id\":[199999,200020],\"max_position_embeddings\":131072,\"rms_norm_eps\":1e-5,"
+     "\"num_key_value_heads\":8,\"original_max_position_embeddings\":4096}",
+     read_phi3},
     {"olmo2", &olmo2_names, "{\"eos_token_id\":50279,\"rms_norm_eps\":1e-5}", family_olmo2},
     {"olmo3", &olmo2_names,
      "{\"eos_token_id\":50279,\"rms_norm_eps\":1e-5,\"rope_theta\":500000,"
@@ -489,6 +504,9 @@ static const struct family rows[] = {
     {"cohere2", &llama_names,
      "{\"eos_token_id\":255001,\"max_position_embeddings\":8192,\"sliding_window\":4096}",
      read_cohere2},
+    {"cohere_compass_text", &llama_names,
+     "{\"eos_token_id\":255001,\"max_position_embeddings\":8192,\"sliding_window\":4096}",
+     read_cohere_compass},
     {"cohere", &qwen3_names,
      "{\"eos_token_id\":255001,\"max_position_embeddings\":8192,\"rope_theta\":500000}",
      family_cohere},

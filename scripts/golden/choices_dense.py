@@ -87,6 +87,16 @@ def phi3(rng):
     return c
 
 
+PHI_VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 1, "image_size": 28}
+PHI_VISION.update(patch_size=14, crop_size=28)
+PHI_AUDIO = {"hidden_size": 16, "intermediate_size": 16, "num_blocks": 1, "num_attention_heads": 1, "ext_pw_out_channel": 16}
+PHI_AUDIO.update(depthwise_separable_out_channel=16, nemo_conv_channels=8, input_size=8, bias_max_distance=8)
+
+
+def phi4_multimodal(rng):
+    return {**phi3(rng), "vision_config": PHI_VISION, "audio_config": PHI_AUDIO}
+
+
 def olmo2(rng):
     c = heads(rng)
     c.update(attention_bias=rng.random() < 0.3)
@@ -140,6 +150,25 @@ def exaone(rng):
     c = heads(rng)
     c.update(attention_bias=rng.random() < 0.3, mlp_bias=rng.random() < 0.3)
     c["rope_parameters"] = rope(rng, c["head_dim"])
+    return c
+
+
+def cohere_compass_text(rng):
+    c = heads(rng)
+    size = rng.choice([8, 16, 32])
+    c.update(
+        head_dim=None,
+        hidden_size=c["num_attention_heads"] * size,
+        attention_bias=rng.random() < 0.3,
+        layer_norm_eps=rng.choice([1e-5, 1e-6]),
+        logit_scale=rng.choice([None, 0.25]),
+        sliding_window=WINDOW,
+        rope_parameters={f"{kind}_attention": rope(rng, size, ("default", "linear", "yarn")) for kind in ("full", "sliding")},
+    )
+    for one in c["rope_parameters"].values():  # transformers looks for it outside of these objects
+        one.pop("truncate", None)
+    if rng.random() < 0.6:
+        c["layer_types"] = layer_types(rng, c["num_hidden_layers"])
     return c
 
 
@@ -327,6 +356,8 @@ def hyperclovax(rng):
 
 FAMILIES = {
     "bitnet": bitnet,
+    "phi4_multimodal": phi4_multimodal,
+    "cohere_compass_text": cohere_compass_text,
     "exaone": exaone,
     "llama": llama,
     "mistral": mistral,

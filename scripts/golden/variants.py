@@ -113,7 +113,7 @@ def stored(folder, dtype):
 def leave_to_the_class(rng, values, family):
     """Replaces some values by the class's defaults."""
     kept = {k: v for k, v in values.items() if k not in OPTIONAL or rng.random() < 0.6}
-    if family == "minimax_m2":  # its class ignores rotary_dim
+    if family in ("minimax_m2", "cohere_compass_text"):  # their classes ignore rotary_dim, and a common rope
         kept["rope_parameters"] = values["rope_parameters"]
     # Mixtral's scalings need the size, and some classes cannot do without it.
     asked = family in NEED_HEAD_DIM or "rope_parameters" in kept

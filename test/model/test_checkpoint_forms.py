@@ -286,6 +286,23 @@ def test_tensors_of_images_and_sound_are_skipped_with_one_log_line(tmp_path):
     assert [f"{len(OTHERS)} tensors of images and sound" in line and " info " in line for line in told(c.folder)] == [True]
 
 
+def test_phi_4_with_adapters_of_images_and_sound_beside_its_matrices(tmp_path):
+    """As in Microsoft's files, under its own code's name of the family."""
+    source = os.path.join(FAMILIES, "phi-4-multimodal")
+    c = Checkpoint(tmp_path / "model", source)
+    for name in list(c.header):
+        match = re.fullmatch(r"(model\.layers\..*(qkv|o|gate_up|down)_proj)\.weight", name)
+        if match:
+            c.header[match[1] + ".base_layer.weight"] = c.header.pop(name)
+            for part in ("lora_A.speech", "lora_B.vision"):
+                put(c, f"{match[1]}.{part}.weight", [1, 2], [0, 0])
+    c.write()
+    c.config["model_type"] = "phi4mm"
+    c.write_config()
+    assert scores(c.folder) == scores(source)
+    assert not any("do not belong" in line for line in told(c.folder))
+
+
 def test_draft_layers_are_skipped_if_the_config_counts_them(tmp_path):
     c = Checkpoint(tmp_path / "model")
     names = ["mtp.fc.weight", "model.mtp_block.0.weight", f"model.layers.{c.config['num_hidden_layers']}.eh_proj.weight"]
