@@ -314,7 +314,7 @@ enum experts_form {
  * "model.layers.N.". */
 struct tensor_names {
     const char *embed, *final_norm, *head;
-    const char *positions;   // the table of learned positions
+    const char *positions;   // the table of learned positions; NULL: sines and cosines
     const char *token_types; // the table of token types
     /* The norm of the embedding, which becomes the residual. The first layer then has no attn_norm;
      * and with NORM_SUM, attn_norm is that after a layer. */

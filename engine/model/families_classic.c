@@ -56,6 +56,16 @@ static const struct tensor_names biogpt_names = {QKV_NAMES,
                                                  .up = "fc1",
                                                  .down = "fc2"};
 
+static const struct tensor_names xglm_names = {QKV_NAMES,
+                                               .embed = "model.embed_tokens",
+                                               .final_norm = "model.layer_norm",
+                                               .head = "lm_head",
+                                               .attn_norm = "self_attn_layer_norm",
+                                               .ffn_norm = "final_layer_norm",
+                                               .o = "self_attn.out_proj",
+                                               .up = "fc1",
+                                               .down = "fc2"};
+
 static const struct tensor_names neox_names = {.embed = "model.embed_in",
                                                .final_norm = "model.final_layer_norm",
                                                .head = "embed_out",
@@ -188,6 +198,18 @@ static enum status read_biogpt(const struct json *j, struct model_config *c, str
     c->embed_scale = json_get_bool(j, "scale_embedding", true) ? sqrtf((float)c->hidden) : 1.0f;
     c->tied = true;
     learned_positions(c, 2);
+    return OK;
+}
+
+/* The same with positions that are not learned. */
+static enum status read_xglm(const struct json *j, struct model_config *c, struct err *err)
+{
+    TRY(family_must_be(j, "add_cross_attention", false, err));
+    TRY(read_biogpt(j, c, err));
+    TRY(own_width(j, "ffn_dim", c, err));
+    if (c->hidden < 4) {
+        return err_set(err, ERR_UNSUPPORTED, "config.json: d_model below 4 is not supported");
+    }
     return OK;
 }
 
@@ -337,6 +359,12 @@ static const struct family rows[] = {
      "{\"eos_token_id\":2,\"hidden_act\":\"gelu\",\"max_position_embeddings\":1024,"
      "\"tie_word_embeddings\":true}",
      read_biogpt},
+    {"xglm", &xglm_names,
+     "{\"eos_token_id\":2,\"hidden_act\":\"gelu\",\"max_position_embeddings\":2048,"
+     "\"tie_word_embeddings\":true,\"other_keys\":{\"d_model\":\"hidden_size\","
+     "\"ffn_dim\":\"intermediate_size\",\"num_layers\":\"num_hidden_layers\","
+     "\"attention_heads\":\"num_attention_heads\",\"activation_function\":\"hidden_act\"}}",
+     read_xglm},
     {"opt", &opt_names,
      "{\"eos_token_id\":2,\"hidden_act\":\"relu\",\"tie_word_embeddings\":true,"
      "\"other_keys\":{\"ffn_dim\":\"intermediate_size\",\"activation_function\":\"hidden_act\"}}",

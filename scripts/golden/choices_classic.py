@@ -67,6 +67,12 @@ def biogpt(rng):
     return c
 
 
+def xglm(rng):
+    c = biogpt(rng)
+    c.update(ffn_dim=c.pop("intermediate_size"), activation_function=c.pop("hidden_act"), add_cross_attention=False)
+    return c
+
+
 def opt(rng):
     c = sizes(rng)
     mlp(rng, c, "ffn_dim")
@@ -140,6 +146,7 @@ FAMILIES = {
     "opt": opt,
     "gpt_neo": gpt_neo,
     "biogpt": biogpt,
+    "xglm": xglm,
     "gpt_neox": gpt_neox,
     "falcon": falcon,
     "gptj": gptj,

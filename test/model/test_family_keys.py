@@ -86,6 +86,7 @@ def test_other_spellings_give_the_same_answer(source, values, tmp_path):
     ("aria", {"moe_topk": 2}),
     ("gpt-neo", {"attention_types": [[["local", "global"], 2]]}),
     ("biogpt", {"scale_embedding": False}),
+    ("xglm", {"scale_embedding": False}),
     ("longcat-flash", {"routed_scaling_factor": 1.0}),
     ("kolibri-1", {"norm_topk_prob": GONE}),
     ("kolibri-1", {"sliding_window": 25}),
