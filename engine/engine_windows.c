@@ -44,8 +44,8 @@ void engine_windows_begin(struct engine *e)
     const struct model_config *c = m->config;
     struct engine_windows *w = &e->windows;
     bool windowed[MAX_KV_LAYERS];
-    if (find_layers(c, windowed) == 0 || c->n_state_layers > 0 || c->bidirectional || !m->be->ops->lane_pages ||
-        e->options.disable_hybrid_kv_cache_manager) {
+    if (find_layers(c, windowed) == 0 || c->n_state_layers > 0 || c->bidirectional ||
+        !m->be->ops->lane_pages || e->options.disable_hybrid_kv_cache_manager) {
         return;
     }
     for (int32_t i = 0; i < c->n_layers; i++) {

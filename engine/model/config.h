@@ -144,9 +144,9 @@ struct model_config {
     bool parallel_norms;        // with parallel_residual: the MLP's input has a norm of its own
     bool mlp_without_post_norm; // only layers with experts have ffn_post_norm
     bool norms_replace; // the residual becomes the normed input of each sub-layer, as with NORM_SUM
-    bool bare_norms;            // norms have no weights, except those of heads
-    bool layer_norms_less_one;  // the layers' norms are stored minus one, unlike the final one
-    float post_norm_eps;        // of norms after sub-layers; 0: norm_eps
+    bool bare_norms;    // norms have no weights, except those of heads
+    bool layer_norms_less_one; // the layers' norms are stored minus one, unlike the final one
+    float post_norm_eps;       // of norms after sub-layers; 0: norm_eps
     float norm_eps, norm_offset;
     /* The normed inputs of attention and of experts are multiplied by gates made from them at this
      * rank; 0: they are not. */
@@ -226,7 +226,10 @@ struct model_config {
     bool experts_beside;      // a layer with experts also has an MLP, with norms for both
     bool experts_late;        // the same without these norms; the end of the next layer, which has
                               // none, adds the result of the experts
-    int32_t n_identity;       // experts after the others that return their input
+    bool router_turned;       // the router's matrix is stored as [in, out]
+    int32_t n_other_experts; // experts after the others that no token of a text has; the correction
+                             // has a second row for them
+    int32_t n_identity;      // experts after the others that return their input
     float routed_scale;
     float routed_spread; // for MOE_MIXER
     int32_t n_group, topk_group;

@@ -59,7 +59,7 @@ struct family_table {
 extern const struct family_table families_dense, families_plain, families_gemma, families_moe,
     families_sigmoid, families_mla, families_recurrent, families_mamba, families_step;
 extern const struct family_table families_classic, families_minimax, families_longcat,
-    families_encoder;
+    families_encoder, families_ernie_vl;
 
 /* The first two apply sliding_window to all layers, or to the even ones. The third removes it again
  * unless use_sliding_window is set. */

@@ -445,17 +445,31 @@ static void name_correction(const struct loader *l, int32_t layer, char name[NAM
     }
 }
 
-/* Experts that return their input; transformers saves matrices of them that nothing reads. */
-static void pass_over_identity(struct loader *l, int32_t layer)
+/* Experts that are not loaded: those that return their input, of which transformers saves matrices
+ * that nothing reads, and those of images. */
+static void pass_over_experts(struct loader *l, int32_t layer)
 {
     const struct model_config *c = l->c;
-    for (int32_t e = c->n_experts; e < c->n_experts + c->n_identity; e++) {
+    for (int32_t e = 0; e < c->n_identity + c->n_other_experts; e++) {
         char pattern[NAME_BYTES], name[NAME_BYTES];
         part_layer_name(or_empty(c->names->expert_up), layer, pattern);
-        part_numbered_name(pattern, e, name);
+        part_numbered_name(pattern, c->n_experts + e, name);
         *strrchr(name, '.') = '\0';
         part_pass_over(l, name);
     }
+}
+
+/* The correction of the picks of n experts. */
+static enum status load_correction(struct loader *l, const char *name, int64_t n,
+                                   struct layer_weights *w)
+{
+    if (l->c->n_other_experts == 0) {
+        return part_vector(l, name, "", n, &w->correction);
+    }
+    struct weight_part both;
+    TRY(part_of(l, name, (int64_t[]){2, n}, 2, &both));
+    const struct weight_part own = weight_part_slice(both, 0, 1, 0, n);
+    return part_open_vector(l, name, &own, &w->correction);
 }
 
 /* The router stays in fp32, because rounding it would change which experts are picked. */
@@ -471,14 +485,15 @@ static enum status load_moe(struct loader *l, int32_t layer, struct layer_weight
                            .n_in = c->hidden,
                            .n_cols = c->hidden,
                            .bias = c->router_bias,
+                           .turned = c->router_turned,
                            .stays_plain = true};
     TRY(part_linear(l, &router, DT_F32, &w->router));
     name_correction(l, layer, name);
     if (c->correction && !(c->correction_may_lack && !part_has(l, name))) {
-        TRY(part_vector(l, name, "", n_all, &w->correction));
+        TRY(load_correction(l, name, n_all, w));
     }
     TRY(load_experts(l, layer, w));
-    pass_over_identity(l, layer);
+    pass_over_experts(l, layer);
     TRY(load_latent(l, layer, w));
     if (c->shared_ffn > 0) {
         const int32_t shard = l->m->shard.shared_ffn;

@@ -93,7 +93,7 @@ static const struct key config_keys[] = {
     SWITCH("mla_scale_kv_lora"),
     SWITCH("router_bias"),
     COUNT("num_shared_experts", 0),
-    COUNT("moe_num_experts", 0),
+    {"moe_num_experts", INTEGER_OR_LIST, 0, INT32_MAX},
     COUNT("moe_num_shared_experts", 0),
     COUNT("moe_k", 0),
     COUNT("moe_layer_interval", 1),

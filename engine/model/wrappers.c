@@ -48,6 +48,8 @@ static const struct {
     {"cohere2_vision", "cohere2"},
     {"cohere_compass", "cohere_compass_text"},
     {"deepseek_vl", "llama"},
+    {"ernie4_5_moe_vl", "ernie4_5_vl_moe_text"},
+    {"ernie4_5_vl_moe", "ernie4_5_vl_moe_text"},
     {"exaone4_5", "exaone4"},
     {"exaone4_5_text", "exaone4"},
     {"fast_vlm", "qwen2"},
@@ -177,6 +179,8 @@ bool wrapper_is_tower(const char *name)
                                          "connector",
                                          "image_newline",
                                          "embed_tokens_extend",
+                                         "resampler_model",
+                                         "weight_1", // a router for images
                                          "lora_A", // of images and sound, beside a model's weights
                                          "lora_B",
                                          "mlp1",

@@ -19,6 +19,7 @@ PIXTRAL.update(patch_size=4, image_size=8)
 M3_VISION = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "image_size": 28}
 HUNYUAN_VISION = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 16, "patch_size": 4}
 HUNYUAN_VISION.update(max_image_size=8, out_hidden_size=16, text_hidden_size=16)
+ERNIE_VISION = {"hidden_size": 16, "depth": 1, "num_heads": 1, "intermediate_size": 16, "patch_size": 4}
 MLLAMA_VISION = {"hidden_size": 16, "num_hidden_layers": 1, "num_global_layers": 1, "attention_heads": 1, "intermediate_size": 16}
 MLLAMA_VISION.update(vision_output_dim=32, image_size=8, patch_size=4, intermediate_layers_indices=[0])
 # By the model type of the language part: that of the wrapper, its class, and its other parts.
@@ -28,6 +29,7 @@ WHOLE = {
     "glm_ocr_text": ("glm_ocr", "GlmOcrForConditionalGeneration", {"vision_config": VISION}),
     "hy_v4_vl_text": ("hy_v4_vl", "HYV4VLForConditionalGeneration", {"vision_config": HY_VISION}),
     "mistral_large4_text": ("mistral_large4", "MistralLarge4ForConditionalGeneration", {"vision_config": PIXTRAL}),
+    "ernie4_5_vl_moe_text": ("ernie4_5_vl_moe", "Ernie4_5_VLMoeForConditionalGeneration", {"vision_config": ERNIE_VISION}),
     "hunyuan_vl_text": ("hunyuan_vl", "HunYuanVLForConditionalGeneration", {"vision_config": HUNYUAN_VISION}),
     "mllama_text_model": ("mllama", "MllamaForConditionalGeneration", {"vision_config": MLLAMA_VISION}),
     "minimax_m3_vl_text": (
@@ -96,6 +98,24 @@ def hunyuan_vl_text(rng):
     else:
         c["rope_parameters"] = rope(rng, c["head_dim"], ("default", "linear"))
     sections(rng, c, c["head_dim"])
+    return c
+
+
+def ernie4_5_vl_moe_text(rng):
+    c = heads(rng)
+    n, k = picked(rng)
+    c.update(
+        moe_num_experts=n,
+        moe_k=k,
+        moe_intermediate_size=[rng.choice([24, 40]), rng.choice([16, 24])],
+        moe_num_shared_experts=rng.choice([0, 1, 2]),
+    )
+    c["head_dim"] = rng.choice([16, 32, 72, 128])
+    mlp_layer_types(rng, c)
+    c["rope_parameters"] = rope(rng, c["head_dim"], ("default",))
+    pairs = c["head_dim"] // 2
+    third = pairs // 3
+    c["rope_parameters"]["mrope_section"] = [third, third, pairs - 2 * third]
     return c
 
 
@@ -194,6 +214,7 @@ def minimax_m3_vl_text(rng):
 
 FAMILIES = {
     "mllama_text_model": mllama_text_model,
+    "ernie4_5_vl_moe_text": ernie4_5_vl_moe_text,
     "hunyuan_vl_text": hunyuan_vl_text,
     "hy_v4_vl_text": hy_v4_vl_text,
     "mistral_large4_text": mistral_large4_text,

@@ -79,7 +79,7 @@ def fill_weights(model, generator):
             continue  # constants of an activation; not of the language part
         elif name.endswith(("slope_rate", "_decay")):
             continue  # computed
-        elif "vision_model" in name or "embed_tokens_extend" in name or name.endswith(("_attn_gate", "_mlp_gate")):
+        elif "vision_" in name or "resampler" in name or "embed_tokens_extend" in name or name.endswith(("_attn_gate", "_mlp_gate")):
             value = 0.1 * noise
         elif name.endswith(("alpha_p", "alpha_n", ".D")):
             value = 0.5 * noise + 1.0

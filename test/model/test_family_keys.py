@@ -53,6 +53,7 @@ def changed(folder, source, values):
     ("kolibri-1", {"layer_types": GONE, "rms_norm_eps": GONE, "num_local_experts": GONE, "num_experts": 12}),
     ("longcat-flash", {"ffn_hidden_size": GONE, "intermediate_size": 96, "zero_expert_type": GONE, "mla_scale_q_lora": GONE}),
     ("longcat-flash", {"num_hidden_layers": 4}),
+    ("ernie-4.5-vl", {"moe_num_experts": [6, 6], "mlp_layer_types": GONE}),
     ("exaone-3", {"num_layers": GONE, "num_hidden_layers": 4, "layer_norm_epsilon": GONE}),
     ("biogpt", {"layer_norm_eps": 1e-3}),  # ignored
     ("bitnet", {"hidden_act": GONE, "rms_norm_eps": GONE, "rope_theta": GONE}),
@@ -84,6 +85,7 @@ def test_other_spellings_give_the_same_answer(source, values, tmp_path):
     ("longcat-flash", {"moe_topk": 2}),
     ("gpt-neo", {"window_size": 25}),
     ("aria", {"moe_topk": 2}),
+    ("ernie-4.5-vl", {"moe_k": 3}),
     ("gpt-neo", {"attention_types": [[["local", "global"], 2]]}),
     ("biogpt", {"scale_embedding": False}),
     ("xglm", {"scale_embedding": False}),
