@@ -103,7 +103,8 @@ static enum purpose purpose_of(const struct loader *l, const char *name)
         check_is_mask(name)) {
         return DERIVED; // old files store them, although they can be computed
     }
-    if (wrapper_is_tower(name)) {
+    // Adapters beside a model's weights are those of its other modalities.
+    if (wrapper_is_tower(name) || strstr(name, ".lora_A.") || strstr(name, ".lora_B.")) {
         return OF_IMAGE_OR_SOUND;
     }
     for (const char *at = name; *at; at += strcspn(at, "."), at += *at == '.') {

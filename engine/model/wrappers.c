@@ -181,8 +181,6 @@ bool wrapper_is_tower(const char *name)
                                          "embed_tokens_extend",
                                          "resampler_model",
                                          "weight_1", // a router for images
-                                         "lora_A", // of images and sound, beside a model's weights
-                                         "lora_B",
                                          "mlp1",
                                          "talker",
                                          "code2wav",

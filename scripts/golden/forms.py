@@ -54,7 +54,7 @@ TIED = ("gemma", "cohere2", "lfm2")  # by default
 # Families whose fused experts have the gates in columns instead of rows.
 BY_COLUMNS = ("llama4_text",)
 # Families that we read only in the form of their released files.
-ONE_FORM = ("minimax_m3_vl_text", "gpt_oss", "granitemoe", "granitemoehybrid", "granitemoeshared", "nemotron_h")
+ONE_FORM = ("minimax_m3_vl_text", "ernie4_5_vl_moe_text", "gpt_oss", "granitemoe", "granitemoehybrid", "granitemoeshared", "nemotron_h")
 
 
 def read_config(folder):
