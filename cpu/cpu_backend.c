@@ -22,6 +22,7 @@ static enum status cpu_facts(struct backend *be, struct backend_facts *out)
         .async = false,
         .rounds_inputs = true,
         .exact_ranks = true,
+        .pooled_keys = true,
         .plain_experts = true,
     };
     snprintf(out->device, sizeof out->device, "%d threads, %s", pool_n_threads(cpu->pool),

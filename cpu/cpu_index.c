@@ -74,8 +74,15 @@ enum status cpu_index_need(struct cpu_backend *cpu, const struct kv_layer *layer
 struct store_job {
     const struct cpu_backend *cpu;
     const struct index_store_args *a;
-    const struct kv_pages *pages;
+    const struct kv_pages *pages, *raw; // raw: of what is pooled
 };
+
+static void norm_key(const struct store_job *job, float *k)
+{
+    const struct index_store_args *a = job->a;
+    job->cpu->kernels->norm(a->norm_kind, k, a->norm ? a->norm->vector : NULL, a->norm_offset,
+                            a->norm_bias ? a->norm_bias->vector : NULL, a->eps, a->head_dim, k);
+}
 
 static void store_item(void *arg, int32_t row, int32_t thread)
 {
@@ -84,8 +91,7 @@ static void store_item(void *arg, int32_t row, int32_t thread)
     const struct pass_row *p = &job->cpu->pass->rows[row];
     float *k = tensor_row(&a->k, row), *q = tensor_row(&a->q, row);
     (void)thread;
-    job->cpu->kernels->norm(a->norm_kind, k, a->norm ? a->norm->vector : NULL, a->norm_offset,
-                            a->norm_bias ? a->norm_bias->vector : NULL, a->eps, a->head_dim, k);
+    norm_key(job, k);
     cpu_rotate(job->cpu, a->rope, p->pos, k + a->rope_at);
     cpu_kv_store_key(job->cpu, job->pages, cpu_kv_slot(job->cpu, job->pages, p->lane, p->slot_pos),
                      k);
@@ -99,13 +105,77 @@ static void store_item(void *arg, int32_t row, int32_t thread)
     }
 }
 
+/* A key, normed, and its gates. */
+static void store_raw_item(void *arg, int32_t row, int32_t thread)
+{
+    const struct store_job *job = arg;
+    const struct pass_row *p = &job->cpu->pass->rows[row];
+    float *k = tensor_row(&job->a->k, row);
+    (void)thread;
+    norm_key(job, k);
+    cpu_kv_store_key(job->cpu, job->raw, cpu_kv_slot(job->cpu, job->raw, p->lane, p->slot_pos), k);
+}
+
+/* The slots of the group that a row completes, which lie on the row's path. */
+static void find_group(const struct store_job *job, int32_t row, struct kv_slot *group)
+{
+    const struct pass_row *p = &job->cpu->pass->rows[row];
+    int32_t slot = p->slot_pos;
+    for (int32_t i = job->a->pool - 1; i >= 0; slot--) {
+        if (index_sees(job->cpu, row, slot)) {
+            group[i--] = cpu_kv_slot(job->cpu, job->raw, p->lane, slot);
+        }
+    }
+}
+
+/* What was stored is read again, even that of this pass, so that the key does not depend on how
+ * the group was divided among passes. */
+static void store_group_item(void *arg, int32_t row, int32_t thread)
+{
+    const struct store_job *job = arg;
+    const struct index_store_args *a = job->a;
+    const struct pass_row *p = &job->cpu->pass->rows[row];
+    const struct kv_plane *from = &job->raw->k;
+    struct kv_slot group[MAX_INDEX_POOL];
+    float key[MAX_INDEX_DIM], gates[MAX_INDEX_POOL];
+    (void)thread;
+    if ((p->pos + 1) % a->pool != 0) {
+        return;
+    }
+    find_group(job, row, group);
+    for (int32_t d = 0; d < a->head_dim; d++) {
+        float most = -INFINITY, all = 0.0f, sum = 0.0f;
+        for (int32_t i = 0; i < a->pool; i++) {
+            gates[i] = kv_get(from, group[i].block, group[i].token, a->head_dim + d) +
+                       a->places->vector[i * a->head_dim + d];
+            most = gates[i] > most ? gates[i] : most;
+        }
+        for (int32_t i = 0; i < a->pool; i++) {
+            const float weight = expf(gates[i] - most);
+            all += weight;
+            sum += weight * kv_get(from, group[i].block, group[i].token, d);
+        }
+        key[d] = sum / all;
+    }
+    cpu_kv_store_key(job->cpu, job->pages, cpu_kv_slot(job->cpu, job->pages, p->lane, p->slot_pos),
+                     key);
+}
+
 enum status cpu_index_store(struct backend *be, const struct index_store_args *a)
 {
     struct cpu_backend *cpu = cpu_of(be);
-    struct store_job job = {cpu, a, cpu_kv_layer(cpu, a->layer)};
+    struct store_job job = {.cpu = cpu, .a = a, .pages = cpu_kv_layer(cpu, a->layer)};
     ASSERT(cpu->pass && a->n_rows <= cpu->pass->n_rows);
     ASSERT(job.pages->geometry.index && job.pages->geometry.head_dim_k == a->head_dim);
-    pool_run(cpu->pool, a->n_rows, store_item, &job);
+    if (a->pool == 0) {
+        pool_run(cpu->pool, a->n_rows, store_item, &job);
+        return OK;
+    }
+    ASSERT(!a->rope && !a->q_norm && !a->growth.scale && a->pool <= MAX_INDEX_POOL);
+    job.raw = cpu_kv_layer(cpu, a->raw_layer);
+    ASSERT(job.raw->geometry.index && job.raw->geometry.head_dim_k == 2 * a->head_dim);
+    pool_run(cpu->pool, a->n_rows, store_raw_item, &job);
+    pool_run(cpu->pool, a->n_rows, store_group_item, &job);
     return OK;
 }
 
@@ -125,7 +195,7 @@ static int32_t n_seen(const struct cpu_backend *cpu, int32_t row)
 /* True if the row sees more keys than it may pick. */
 static bool must_pick(const struct cpu_backend *cpu, const struct index_pick_args *a, int32_t row)
 {
-    return n_seen(cpu, row) > index_most_keys(a->top_k, a->block);
+    return n_seen(cpu, row) > index_most_keys(index_most_picks(a), a->block);
 }
 
 /* ---- scores ------------------------------------------------------------------------------- */
@@ -260,6 +330,33 @@ static int32_t pick_keys(const struct pick_job *job, int32_t row, uint32_t *rank
     return job->a->top_k;
 }
 
+/* Groups, whose keys are at their last positions. From the end, the picked ones and the rest become
+ * runs of slots that the row sees. */
+static int32_t pick_groups(const struct pick_job *job, int32_t row, uint32_t *ranks, uint64_t *bits)
+{
+    const struct index_pick_args *a = job->a;
+    const int32_t end = index_end(job->cpu, row);
+    const float *scores = scores_of(job, row, 0);
+    int32_t n = 0;
+    for (int32_t slot = 0; slot < end; slot++) {
+        const bool sees = index_sees(job->cpu, row, slot);
+        n += sees;
+        ranks[slot] = sees && n % a->pool == 0 ? rank_of(scores[slot]) : 0;
+    }
+    pick_best(ranks, end, a->top_k / a->pool, bits);
+    const int32_t rest = n % a->pool;
+    for (int32_t slot = end - 1, run = rest; slot >= 0; slot--) {
+        const uint64_t bit = (uint64_t)1 << (slot % 64);
+        if (!index_sees(job->cpu, row, slot)) {
+            continue;
+        }
+        run = (bits[slot / 64] & bit) != 0 ? a->pool : run;
+        bits[slot / 64] |= run > 0 ? bit : 0;
+        run -= run > 0;
+    }
+    return a->top_k + rest;
+}
+
 /* Blocks, whose ranks are the highest of their keys. Returns the number of keys in those picked;
  * only the last block may have fewer than others. */
 static int32_t pick_blocks(const struct pick_job *job, int32_t row, int32_t set, uint32_t *ranks,
@@ -286,6 +383,16 @@ static int32_t pick_blocks(const struct pick_job *job, int32_t row, int32_t set,
     return a->top_k * a->block - (has_last ? n * a->block - pos : 0);
 }
 
+static int32_t pick(const struct pick_job *job, int32_t row, int32_t set, uint32_t *ranks,
+                    uint64_t *bits)
+{
+    if (job->a->pool > 0) {
+        return pick_groups(job, row, ranks, bits);
+    }
+    return job->a->block > 0 ? pick_blocks(job, row, set, ranks, bits)
+                             : pick_keys(job, row, ranks, bits);
+}
+
 static void pick_item(void *arg, int32_t item, int32_t thread)
 {
     const struct pick_job *job = arg;
@@ -297,8 +404,7 @@ static void pick_item(void *arg, int32_t item, int32_t thread)
     uint32_t *ranks = (uint32_t *)(void *)cpu->scratch[thread].p;
     room->n_picked[at] = 0;
     if (must_pick(cpu, job->a, row)) {
-        room->n_picked[at] = job->a->block > 0 ? pick_blocks(job, row, set, ranks, bits)
-                                               : pick_keys(job, row, ranks, bits);
+        room->n_picked[at] = pick(job, row, set, ranks, bits);
     }
 }
 
@@ -325,7 +431,8 @@ enum status cpu_index_pick(struct backend *be, const struct index_pick_args *a)
     room->n_words = words_of(cpu, a->block);
     ASSERT(room->n_sets <= room->most_sets);
     ASSERT((int64_t)room->n_sets * room->n_words <= room->most_words);
-    *a->picks = (struct key_picks){.top_k = a->top_k, .block = a->block, .n_sets = room->n_sets};
+    *a->picks =
+        (struct key_picks){.top_k = index_most_picks(a), .block = a->block, .n_sets = room->n_sets};
     if (!any_picks(cpu, a)) {
         return OK;
     }

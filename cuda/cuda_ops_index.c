@@ -41,7 +41,7 @@ enum status cuda_op_index_store(struct backend *base, const struct index_store_a
     struct cuda_backend *be = cuda_backend_of(base);
     TRY(be->device.lost);
     const struct kv_view *kv = index_kv(be, a->layer, a->n_rows, a->head_dim);
-    if (!kv || a->n_heads <= 0 || !fits(a->q, a->n_heads * a->head_dim) ||
+    if (!kv || a->pool != 0 || a->n_heads <= 0 || !fits(a->q, a->n_heads * a->head_dim) ||
         !fits(a->k, a->head_dim) || a->q.dtype != a->k.dtype || !norms_fit(a) ||
         !head_growth_ok(&a->growth, a->n_heads) || a->rope_at < 0 ||
         (a->rope && a->rope_at + 2 * a->rope->view.n_pairs > a->head_dim)) {
@@ -94,7 +94,7 @@ static bool pick_fits(const struct cuda_backend *be, const struct index_pick_arg
                       const struct kv_view *kv)
 {
     const int64_t n_sets = a->block > 0 ? a->n_heads : 1;
-    return kv && a->n_heads > 0 && a->top_k > 0 && a->picks &&
+    return kv && a->pool == 0 && a->n_heads > 0 && a->top_k > 0 && a->picks &&
            fits(a->q, a->n_heads * a->head_dim) && a->q.dtype == kv->dtype && be->scratch.picks &&
            a->block >= 0 && (a->block == 0 || (a->n_local >= 0 && a->n_local <= a->top_k)) &&
            (a->block > 0 || (fits(a->weights, a->n_heads) && a->weights.dtype == a->q.dtype)) &&

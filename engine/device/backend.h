@@ -198,6 +198,7 @@ struct backend_facts {
     bool async;         // step_end returns before the work is done
     bool rounds_inputs; // rounds the inputs of a product if the quantised weight requires that
                         // (codec.h)
+    bool pooled_keys;   // index_store and index_pick take a pool
     bool plain_experts; // supports experts without a gate, whose first product is one matrix
     bool exact_ranks;   // several ranks give the same bits as one: every sum over ranks is reduced
                         // before it is combined with another

@@ -36,8 +36,8 @@ struct logit_bests {
 /* The keys that each row of the pass attends to, in layers with sparse attention. index_pick leaves
  * it for the attention of its layer, and of later layers that share its picks. */
 struct key_picks {
-    struct dmem p; // NULL: every row attends to all keys that it sees
-    int32_t top_k;
+    struct dmem p;  // NULL: every row attends to all keys that it sees
+    int32_t top_k;  // keys or blocks, at most
     int32_t block;  // 0: keys are picked one by one; otherwise blocks of so many
     int32_t n_sets; // of a row's picks: one for all heads, or one for each KV head
 };
@@ -222,20 +222,30 @@ struct mla_store_args {
 /* The keys that index_pick compares with: k = norm(k), rotated, is stored as the single key head of
  * `layer`, which has no attention of its own (kv_layer.index). q is rotated and scaled in place,
  * after a norm of each head if q_norm is given. Only 2 * n_pairs elements of each head are rotated,
- * from rope_at on. */
+ * from rope_at on.
+ *
+ * With pool > 0 groups of `pool` positions, from position 0 on, have one key, which `layer` has at
+ * their last position; what it has at others is not defined. A row of k then has head_dim gates
+ * after the key. Both are stored in raw_layer and read from there when the group's last row, whose
+ * path the group lies on, is stored: element i of the group's key is the sum of those of its keys,
+ * weighted by the softmax over the group of gates[i] + places[i]. There is no rope, and q is left
+ * as it is. */
 struct index_store_args {
-    struct tensor q;               // [n_rows, n_heads, head_dim]
-    struct tensor k;               // [n_rows, head_dim]; need not be preserved
+    struct tensor q; // [n_rows, n_heads, head_dim]
+    struct tensor k; // [n_rows, head_dim], or twice as wide with a pool; need not be preserved
     const struct rope_table *rope; // NULL: no rotation
     int32_t n_rows, layer, n_heads, head_dim, rope_at;
     const struct weight *norm, *norm_bias, *q_norm; // VECTOR [head_dim]; NULL: none
     enum norm_kind norm_kind;                       // of both norms
     float eps, norm_offset;                         // as in norm_args
     struct head_growth growth;
+    int32_t pool, raw_layer;     // pool 0: none, and raw_layer is not read
+    const struct weight *places; // VECTOR [pool * head_dim], by place in the group
 };
 
-/* Limits of every backend: picks per row, of all sets together, and elements of an index key. */
-enum { MAX_INDEX_PICKS = 2048, MAX_INDEX_DIM = 256 };
+/* Limits of every backend: picks per row, of all sets together and without the rest of a
+ * group; elements of an index key, or of a key and its gates; positions of a group. */
+enum { MAX_INDEX_PICKS = 2048, MAX_INDEX_DIM = 256, MAX_INDEX_POOL = 64 };
 
 /* Picks for each row the top_k keys with the highest scores among those that it sees (struct
  * pass_seq), or all if there are no more; of equal scores the earlier positions win. The score of a
@@ -245,12 +255,17 @@ enum { MAX_INDEX_PICKS = 2048, MAX_INDEX_DIM = 256 };
  * With block > 0 there are no weights, and each head picks for itself: the keys that a row sees
  * form blocks of `block` positions, from position 0 on, and the score of a block is the highest
  * q[h] . key of those in it. The n_local last blocks, of which one has the row's own key, are
- * picked before all others. Attention has as many KV heads as there are heads here. */
+ * picked before all others. Attention has as many KV heads as there are heads here.
+ *
+ * With pool > 0 the groups of index_store_args are picked, as many as have top_k positions, among
+ * those whose positions the row sees all. It attends to these positions, and to those that it sees
+ * after the last whole group. */
 struct index_pick_args {
     struct tensor q;       // [n_rows, n_heads, head_dim], as index_store left it
     struct tensor weights; // [n_rows, n_heads], act dtype; only with block 0
     int32_t n_rows, layer, n_heads, head_dim, top_k;
     int32_t block, n_local;  // n_local: at most top_k
+    int32_t pool;            // a divisor of top_k, only with block 0; 0: none
     struct key_picks *picks; // filled
 };
 
@@ -258,6 +273,12 @@ struct index_pick_args {
 static inline int64_t index_most_keys(int32_t top_k, int32_t block)
 {
     return (int64_t)top_k * (block > 0 ? block : 1);
+}
+
+/* key_picks.top_k: with the rest of a group. */
+static inline int32_t index_most_picks(const struct index_pick_args *a)
+{
+    return a->top_k + (a->pool > 0 ? a->pool - 1 : 0);
 }
 
 /* One op for prefill, decoding and trees; struct pass_seq defines which keys a row sees. K and V
