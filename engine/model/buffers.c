@@ -68,7 +68,8 @@ static int32_t plan_sparse_and_latent(struct model *m, const struct widths *w, i
         p[n++] = (struct buffer_plan){&m->attn_v, NULL, m->act, w->heads * c->kv_lora, max_rows};
     }
     if (c->index.top_k > 0) {
-        p[n++] = (struct buffer_plan){&m->index_k, NULL, m->act, c->index.head_dim, max_rows};
+        const int64_t key = c->index.head_dim * (c->index.pool > 0 ? 2 : 1);
+        p[n++] = (struct buffer_plan){&m->index_k, NULL, m->act, key, max_rows};
         p[n++] = (struct buffer_plan){&m->index_weights, NULL, m->act, c->index.n_heads, max_rows};
     }
     return n;
@@ -242,6 +243,22 @@ enum status model_setup(struct model *m, int32_t max_rows, int32_t max_out, stru
     return OK;
 }
 
+/* The keys of an indexer, and what they are pooled from. */
+static void index_layers(const struct model_config *c, int32_t n_heads, struct kv_layer *layers)
+{
+    layers[0] = (struct kv_layer){.n_heads = n_heads,
+                                  .n_kv_heads = 1,
+                                  .head_dim_k = c->index.head_dim,
+                                  .head_dim_v = c->index.head_dim,
+                                  .v_in_k = true,
+                                  .index = true,
+                                  .pick_block = c->index.block};
+    if (c->index.pool > 0) {
+        layers[1] = layers[0];
+        layers[1].head_dim_k = layers[1].head_dim_v = 2 * c->index.head_dim;
+    }
+}
+
 /* The values that each layer stores in the cache: those of this rank's heads, or MLA's latent,
  * which all heads share. A layer that reads the keys of another layer stores none. Every rank has
  * all keys of an indexer. */
@@ -263,14 +280,7 @@ void model_kv_layers(const struct model *m, struct kv_layer *layers)
                                   .v_scale = m->layers[i].v_scale};
         }
         if (c->layers[i].index >= 0) {
-            layers[c->layers[i].index] =
-                (struct kv_layer){.n_heads = model_index_share(c, &share).n,
-                                  .n_kv_heads = 1,
-                                  .head_dim_k = c->index.head_dim,
-                                  .head_dim_v = c->index.head_dim,
-                                  .v_in_k = true,
-                                  .index = true,
-                                  .pick_block = c->index.block};
+            index_layers(c, model_index_share(c, &share).n, &layers[c->layers[i].index]);
         }
     }
 }

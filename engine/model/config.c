@@ -87,7 +87,11 @@ static enum status read_dims(const struct json *j, struct model_config *c, struc
     TRY(need_int(j, "vocab_size", 1 << 24, &c->vocab, err));
     TRY(read_widths(j, c, err));
     TRY(option_int(j, "num_key_value_heads", c->n_heads, c->n_heads, &c->n_kv_heads, err));
-    TRY(option_int(j, "head_dim", 4096, c->hidden / c->n_heads, &c->head_dim, err));
+    c->head_dim = greater(c->hidden / c->n_heads, 1);
+    // With latent attention, classes save the size of the part with positions, which may be 0.
+    if (json_get_int(j, "kv_lora_rank", 0) == 0 || json_get_int(j, "head_dim", -1) != 0) {
+        TRY(option_int(j, "head_dim", 4096, c->hidden / c->n_heads, &c->head_dim, err));
+    }
     TRY(option_int(j, "max_position_embeddings", MAX_POSITIONS, 2048, &c->max_pos, err));
     int64_t n_modules = json_get_int(j, "mtp_num_hidden_layers", 0); // Qwen's name for it
     c->n_draft_layers = (int32_t)json_get_int(j, "num_nextn_predict_layers", n_modules);
@@ -179,18 +183,17 @@ static enum status read_layer_types(const struct json *j, struct model_config *c
     int32_t i = 0;
     for (const struct json *t = json_first(types); t && i < c->n_layers; t = json_next(t), i++) {
         const char *name = json_string(t);
-        const bool stateful = c->state.layer.conv_kernel > 0;
+        const bool stateful = c->state.layer.conv_kernel > 0, sparse = c->index.top_k > 0;
         c->layers[i].chunk = 0;
         if (name && is_state(name) && stateful) {
             c->layers[i].kv = -1;
             c->layers[i].state = 0;
         } else if (name && (strcmp(name, "full_attention") == 0 ||
-                            (stateful && strcmp(name, "attention") == 0))) {
+                            (stateful && strcmp(name, "attention") == 0) ||
+                            (sparse && strcmp(name, "indexed_attention") == 0))) {
             c->layers[i].window = 0;
             c->layers[i].kv = 0;
             c->layers[i].state = -1;
-        } else if (name && strcmp(name, "indexed_attention") == 0 && c->index.top_k > 0) {
-            c->layers[i].window = 0;
         } else if (name && strcmp(name, "minimax_m3_sparse") == 0 && c->index.block > 0) {
             c->layers[i].window = 0;
             c->layers[i].index = 0;
@@ -263,7 +266,10 @@ static void number_layers(struct model_config *c)
             l->kv = l->kv >= 0 ? c->n_kv_layers++ : -1;
             l->state = l->state >= 0 ? c->n_state_layers++ : -1;
         }
-        l->index = l->index >= 0 ? c->n_kv_layers++ : -1;
+        if (l->index >= 0) {
+            l->index = c->n_kv_layers;
+            c->n_kv_layers += c->index.pool > 0 ? 2 : 1;
+        }
         if (own || l->index >= 0) {
             c->last_store = i;
         }

@@ -10,7 +10,7 @@
 
 enum {
     MAX_LAYERS = 512,               // chosen: four times the deepest checkpoint known
-    MAX_KV_LAYERS = 2 * MAX_LAYERS, // a layer may have an indexer with keys of its own
+    MAX_KV_LAYERS = 3 * MAX_LAYERS, // a layer may have an indexer, with pooled keys and others
     MAX_ROPE_PAIRS = 256,           // chosen: for heads of up to 512
     MAX_POSITIONS = 1 << 30,        // chosen: the sum of a few lengths still fits an int32_t
 };
@@ -38,7 +38,7 @@ struct layer_config {
     bool plain_qk;  // q and k are not normed, whatever other layers do
     int32_t rope;   // index in model_config.rope; -1: none
     int32_t kv;     // index among the layers of the KV set; -1: the layer has no attention
-    int32_t index;  // the same for the keys of its indexer; -1: it has none
+    int32_t index;  // the same for the keys of its indexer; -1: it has none. What it pools follows
     int32_t kv_of;  // the layer whose keys and values it reads: itself, or an earlier one
     bool v_is_k;    // the layer's values are its keys before norm and rotation
     int32_t state;  // index among the layers with a recurrent state; -1: the layer has none
@@ -79,6 +79,7 @@ struct index_config {
     int32_t top_k; // 0: the model has no indexers
     int32_t n_heads, head_dim;
     int32_t block, n_local; // as in index_pick_args
+    int32_t pool;           // the same
     int32_t rope_at;        // first rotated element of its heads
     bool interleaved;       // the pairs of its rope, which has the frequencies of rope 0
     int32_t rope;           // index in model_config.rope
@@ -357,8 +358,10 @@ struct tensor_names {
     const char *branch_down, *branch_up, *branch_norm;
     const char *q_a, *q_a_norm, *q_b, *kv_a, *kv_a_norm, *kv_b;
     const char *index_q, *index_q_norm, *index_k, *index_k_norm, *index_weights;
-    /* Hyper-connections of both sub-layers, and the complete name of those at the end. "fn", "base"
-     * and "scale" follow. */
+    /* Complete names: the matrix of gates and the table of places of an indexer that pools. */
+    const char *index_gates, *index_places;
+    /* Hyper-connections of both sub-layers, and the complete name of those at the end, where
+     * without a name the streams' mean is taken. "fn", "base" and "scale" follow. */
     const char *hyper_attn, *hyper_ffn, *hyper_end;
     /* A LayerNorm of the layer's input, which the indexer's queries are then made from. NULL: they
      * are made from what q is made from. */

@@ -79,7 +79,10 @@ static enum status run_indexer(struct flow *f, int32_t layer, struct tensor in, 
                                      .norm_kind = c->norm_kind,
                                      .eps = c->norm_eps,
                                      .norm_offset = c->norm_offset,
-                                     .growth = w->index_growth};
+                                     .growth = w->index_growth,
+                                     .pool = c->pool,
+                                     .raw_layer = lc->index + 1,
+                                     .places = w->index_places};
     struct index_pick_args pick = {.q = q,
                                    .weights = m->index_weights,
                                    .n_rows = f->n_rows,
@@ -89,8 +92,12 @@ static enum status run_indexer(struct flow *f, int32_t layer, struct tensor in, 
                                    .top_k = c->top_k,
                                    .block = c->block,
                                    .n_local = c->n_local,
+                                   .pool = c->pool,
                                    .picks = &f->picks};
     TRY(flow_linear(f, w->index_k, in, m->index_k, NULL));
+    if (w->index_gates) {
+        TRY(flow_linear(f, w->index_gates, in, from_column(m->index_k, c->head_dim), NULL));
+    }
     TRY(f->ops->index_store(f->be, &store));
     if (flow_stores_only(f, layer)) {
         return OK;

@@ -83,11 +83,13 @@ static const struct tensor_names mistral_large_names = {
     .shared_down = "shared_experts.w2",
 };
 
-/* Latent attention: the ranks of the projections, and the parts of a head with and without
+/* Latent attention: the ranks of the
+ * projections, and the parts of a head with and without
  * positions. YaRN's temperature applies to both q and k, so its square goes into attn_scale.
- * usual_v: the size of values if the config has none; 0: it must. */
-static enum status read_mla(const struct json *j, int64_t usual_v, struct model_config *c,
-                            struct err *err)
+ * usual_v: the size of values if the config has none; 0: it must. without_rope: heads may have no
+ * part with positions. */
+static enum status read_mla(const struct json *j, int64_t usual_v, bool without_rope,
+                            struct model_config *c, struct err *err)
 {
     int64_t kv_lora = json_get_int(j, "kv_lora_rank", 0);
     int64_t q_lora = json_get_int(j, "q_lora_rank", 0);
@@ -96,7 +98,9 @@ static enum status read_mla(const struct json *j, int64_t usual_v, struct model_
     int64_t v = json_get_int(j, "v_head_dim", usual_v);
     TRY(family_positive("kv_lora_rank", kv_lora, 8192, err));
     TRY(family_positive("qk_nope_head_dim", nope, 4096, err));
-    TRY(family_positive("qk_rope_head_dim", rope, 2 * MAX_ROPE_PAIRS, err));
+    if (rope != 0 || !without_rope) {
+        TRY(family_positive("qk_rope_head_dim", rope, 2 * MAX_ROPE_PAIRS, err));
+    }
     TRY(family_positive("v_head_dim", v, 4096, err));
     if (q_lora != 0) {
         TRY(family_positive("q_lora_rank", q_lora, 1 << 16, err));
@@ -122,7 +126,17 @@ static enum status read_mla(const struct json *j, int64_t usual_v, struct model_
 
 enum status family_mla(const struct json *j, struct model_config *c, struct err *err)
 {
-    return read_mla(j, 0, c, err);
+    return read_mla(j, 0, false, c, err);
+}
+
+enum status family_mla_without_positions(const struct json *j, struct model_config *c,
+                                         struct err *err)
+{
+    TRY(read_mla(j, 0, true, c, err));
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        c->layers[i].rope = -1;
+    }
+    return OK;
 }
 
 static enum status read_deepseek(const struct json *j, struct model_config *c, struct err *err)
@@ -222,6 +236,11 @@ static enum status read_index_layers(const struct json *j, struct model_config *
     } else {
         index_by_freq(j, c);
     }
+    return OK;
+}
+
+static enum status first_is_full(const struct model_config *c, struct err *err)
+{
     if (c->layers[0].index < 0) {
         return err_set(err, ERR_FORMAT,
                        "config.json: the first layer shares the keys that an earlier layer picks");
@@ -231,7 +250,7 @@ static enum status read_index_layers(const struct json *j, struct model_config *
 
 /* DeepSeek V3.2's indexers. Constant factors of their scores have no effect, so they are left
  * out. */
-static enum status read_indexer(const struct json *j, struct model_config *c, struct err *err)
+enum status family_indexer(const struct json *j, struct model_config *c, struct err *err)
 {
     TRY(family_size(j, "index_topk", MAX_INDEX_PICKS, &c->index.top_k, err));
     TRY(family_size(j, "index_n_heads", 1024, &c->index.n_heads, err));
@@ -244,6 +263,12 @@ static enum status read_indexer(const struct json *j, struct model_config *c, st
     c->index.norm_eps = 1e-6f; // does not depend on rms_norm_eps
     c->index.interleaved = json_get_bool(j, "indexer_rope_interleave", false);
     return read_index_layers(j, c, err);
+}
+
+static enum status read_indexer(const struct json *j, struct model_config *c, struct err *err)
+{
+    TRY(family_indexer(j, c, err));
+    return first_is_full(c, err);
 }
 
 static enum status need_q_lora(const struct model_config *c, struct err *err)
@@ -270,7 +295,7 @@ static enum status read_sparse(const struct json *j, struct model_config *c, str
 }
 
 /* Several streams as the residual, by one form of hyper-connections for both sub-layers. */
-static enum status read_hyper(const struct json *j, struct model_config *c, struct err *err)
+enum status family_hyper(const struct json *j, struct model_config *c, struct err *err)
 {
     TRY(family_size(j, "hc_mult", MAX_HYPER, &c->hyper.n, err));
     c->hyper.eps = (float)json_get_number(j, "hc_eps", 1e-6);
@@ -284,7 +309,7 @@ static enum status read_hy_v4(const struct json *j, struct model_config *c, stru
     TRY(read_deepseek_v3(j, c, err));
     TRY(need_q_lora(c, err));
     TRY(read_indexer(j, c, err));
-    TRY(read_hyper(j, c, err));
+    TRY(family_hyper(j, c, err));
     c->hyper.magnitude = (float)json_get_number(j, "hc_magnitude", 2.0);
     c->hyper.after_eps = c->hyper.eps;
     c->rope[0].desc.interleaved = c->index.interleaved = false;
@@ -445,7 +470,7 @@ static enum status read_youtu(const struct json *j, struct model_config *c, stru
  */
 static enum status read_minicpm3(const struct json *j, struct model_config *c, struct err *err)
 {
-    TRY(read_mla(j, c->hidden / c->n_heads, c, err));
+    TRY(read_mla(j, c->hidden / c->n_heads, false, c, err));
     c->rope[0].desc.interleaved = false;
     c->tied = true;
     c->embed_scale = (float)json_get_number(j, "scale_emb", 12.0);

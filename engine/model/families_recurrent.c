@@ -237,7 +237,7 @@ static enum status read_olmo_hybrid(const struct json *j, struct model_config *c
 }
 
 /* Kimi's delta attention: keys and values of equal size, a decay per channel. */
-static void set_kda(struct model_config *c)
+void family_kda(struct model_config *c)
 {
     struct state_layer *g = &c->state.layer;
     g->kind = STATE_DELTA;
@@ -311,7 +311,7 @@ static enum status read_kimi_linear(const struct json *j, struct model_config *c
     TRY(family_size(from, nested ? "num_heads" : "linear_num_heads", 4096, &g->n_heads, err));
     TRY(family_size(from, nested ? "head_dim" : "linear_head_dim", 1024, &g->key_dim, err));
     TRY(family_size(from, kernel, 16, &g->conv_kernel, err));
-    set_kda(c);
+    family_kda(c);
     family_decay_sign(j, c);
     c->state.low_rank = c->state.layer.key_dim;
     TRY(read_kimi_layers(linear, c, err));
@@ -332,7 +332,7 @@ static enum status read_ling(const struct json *j, struct model_config *c, struc
     c->state.layer.n_heads = c->n_heads;
     c->state.layer.key_dim = c->head_dim;
     TRY(family_size(j, "short_conv_kernel_size", 16, &c->state.layer.conv_kernel, err));
-    set_kda(c);
+    family_kda(c);
     family_decay_sign(j, c);
     if (json_get_bool(j, "kda_safe_gate", true)) {
         c->state.decay_bound = (float)json_get_number(j, "kda_lower_bound", -5.0);

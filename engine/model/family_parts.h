@@ -59,7 +59,7 @@ struct family_table {
 extern const struct family_table families_dense, families_plain, families_gemma, families_moe,
     families_sigmoid, families_mla, families_recurrent, families_mamba, families_step;
 extern const struct family_table families_classic, families_minimax, families_longcat,
-    families_encoder, families_ernie_vl;
+    families_encoder, families_ernie_vl, families_next;
 
 /* The first two apply sliding_window to all layers, or to the even ones. The third removes it again
  * unless use_sliding_window is set. */
@@ -143,6 +143,15 @@ enum status family_cohere(const struct json *j, struct model_config *c, struct e
 enum status family_olmo2(const struct json *j, struct model_config *c, struct err *err);
 /* Multi-head latent attention. */
 enum status family_mla(const struct json *j, struct model_config *c, struct err *err);
+/* The same for a family without positions, whose heads need not have a part for them. */
+enum status family_mla_without_positions(const struct json *j, struct model_config *c,
+                                         struct err *err);
+/* DeepSeek V3.2's indexers, and which layers have one. */
+enum status family_indexer(const struct json *j, struct model_config *c, struct err *err);
+/* Several streams as the residual: their number and epsilon. */
+enum status family_hyper(const struct json *j, struct model_config *c, struct err *err);
+/* Kimi's delta attention, when the number and size of its heads are set. */
+void family_kda(struct model_config *c);
 /* llama_4_scaling_beta of the rope parameters: the queries of all layers are scaled by position. */
 enum status family_query_growth(const struct json *j, struct model_config *c, struct err *err);
 

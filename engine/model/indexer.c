@@ -36,6 +36,37 @@ static enum status load_index_q(struct loader *l, int32_t layer, struct layer_we
     return part_linear(l, &q, l->options->dtype, &w->index_q);
 }
 
+/* Kept as they are, like the weights of heads below. */
+static enum status load_pool(struct loader *l, int32_t layer, struct layer_weights *w)
+{
+    const struct model_config *c = l->c;
+    const int64_t dim = c->index.head_dim, n_places = c->index.pool * dim;
+    char name[NAME_BYTES];
+    struct weight_part p;
+    part_layer_name(c->names->index_places, layer, name);
+    TRY(part_of(l, name, (int64_t[]){c->index.pool, dim}, 2, &p));
+    if (weight_part_is_dummy(&p)) {
+        p.n_rows = 1;
+        p.n_cols = n_places;
+        part_dummy_vector(l, &p, false);
+    } else {
+        p = weight_part_plain(p.codec.values.data, p.codec.values.dtype, 1, n_places, n_places);
+    }
+    TRY(part_open_vector(l, name, &p, &w->index_places));
+    part_layer_name(c->names->index_gates, layer, name);
+    TRY(part_of(l, name, (int64_t[]){dim, c->hidden}, 2, &p));
+    struct weight_desc d = {.name = name,
+                            .kind = WEIGHT_LINEAR,
+                            .dtype = l->options->dtype,
+                            .n_out = dim,
+                            .n_in = c->hidden,
+                            .n_experts = 1,
+                            .n_parts = 1,
+                            .parts = &p,
+                            .k_segments = 1};
+    return part_open(l, &d, &w->index_gates);
+}
+
 /* The indexer's keys, norms, and the weights of its heads if they pick together. These weights
  * decide which keys are compared at all, so they stay plain, as in released checkpoints. */
 enum status load_indexer(struct loader *l, int32_t layer, struct layer_weights *w)
@@ -60,6 +91,9 @@ enum status load_indexer(struct loader *l, int32_t layer, struct layer_weights *
                               .stays_plain = true,
                               .adapts = true};
         TRY(part_linear(l, &weigh, l->options->dtype, &w->index_weights));
+    }
+    if (c->index.pool > 0) {
+        TRY(load_pool(l, layer, w));
     }
     if (indexer_q_is_apart(c)) {
         TRY(load_index_q(l, layer, w));

@@ -488,6 +488,12 @@ static enum status check_device(const struct model_config *c, const struct backe
                        "%s: models with sparse attention are not supported on this device",
                        c->model_type);
     }
+    if (c->index.pool > 0 && !facts->pooled_keys) {
+        return err_set(err, ERR_UNSUPPORTED,
+                       "%s: indexers that pool keys are not supported on this device yet; "
+                       "--device cpu supports them",
+                       c->model_type);
+    }
     bool cuts = false;
     for (int32_t i = 0; i < c->n_layers; i++) {
         cuts = cuts || c->layers[i].cutoff.is_on;

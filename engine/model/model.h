@@ -58,6 +58,7 @@ struct layer_weights {
     // qkv. index_in_norm: a norm of that product's input; index_q_norm: of its queries' heads
     const struct weight *index_q_norm, *index_k, *index_k_norm, *index_k_norm_bias, *index_weights;
     const struct weight *index_q, *index_in_norm, *index_in_norm_bias;
+    const struct weight *index_gates, *index_places; // as in index_store_args
     struct head_growth index_growth;
     struct hyper_weights attn_hyper, ffn_hyper;
     struct state_weights state;

@@ -39,6 +39,8 @@ const char *part_inner_name(const char *name, char room[NAME_BYTES])
         {".self_attn.f_", ".self_attn.forget_gate.f_"},
         {".self_attn.A_log", ".self_attn.forget_gate.A_log"},
         {".self_attn.dt_bias", ".self_attn.forget_gate.dt_bias"},
+        {".hc_attn_", ".attn_hc."},
+        {".hc_ffn_", ".ffn_hc."},
     };
     const char *out = name;
     for (size_t i = 0; i < sizeof names / sizeof names[0] && out == name; i++) {

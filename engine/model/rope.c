@@ -435,6 +435,10 @@ enum status ropes_read(const struct json *j, struct model_config *c, struct err 
                        "config.json: rope_parameters of each type of layer are not supported with "
                        "latent attention");
     }
+    if (c->kv_lora > 0 && c->rope_dim == 0) {
+        c->n_ropes = 0;
+        return OK;
+    }
     choose_ropes(c);
     if (c->n_ropes == 2) { // the rope of the sliding layers; the older form never scales it
         double local = json_get_number(j, "rope_local_base_freq", 10000.0);

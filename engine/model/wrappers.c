@@ -55,6 +55,7 @@ static const struct {
     {"fast_vlm", "qwen2"},
     {"glm46v", "glm4v_text"},
     {"glm4v", "glm4v_text"},
+    {"glm5_next", "glm5_next_text"},
     {"glm_ocr", "glm_ocr_text"},
     {"glmasr", "llama"},
     {"got_ocr2", "qwen2"},

@@ -2,7 +2,8 @@
 """Random configurations of language parts that transformers computes only inside their wrappers: functions of a random.Random."""
 
 from choices import WINDOW, heads, layer_types, qwen_windows, rope
-from choices_experts import glm_moe_dsa, hy_v4, mlp_layer_types, picked
+from choices_experts import deepseek, glm_moe_dsa, hy_v4, mlp_layer_types, picked
+from choices_states import kinds
 
 VISION = {"depth": 1, "hidden_size": 16, "num_heads": 1, "intermediate_size": 16, "out_hidden_size": 16}
 AUDIO = {"encoder_layers": 1, "encoder_attention_heads": 1, "encoder_ffn_dim": 16, "d_model": 16, "output_dim": 16}
@@ -14,6 +15,7 @@ GLIMMER_VISION = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_head
 GLIMMER_VISION["pos_emb_width"] = 2
 HY_VISION = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 16, "patch_size": 4}
 HY_VISION.update(max_image_size=8, out_hidden_size=16)
+GLM_VISION = {**VISION, "projection_intermediate_size": 16}
 PIXTRAL = {"model_type": "pixtral", "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
 PIXTRAL.update(patch_size=4, image_size=8)
 M3_VISION = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "image_size": 28}
@@ -27,6 +29,7 @@ WHOLE = {
     "glm4v_text": ("glm4v", "Glm4vForConditionalGeneration", {"vision_config": VISION}),
     "glm4v_moe_text": ("glm4v_moe", "Glm4vMoeForConditionalGeneration", {"vision_config": VISION}),
     "glm_ocr_text": ("glm_ocr", "GlmOcrForConditionalGeneration", {"vision_config": VISION}),
+    "glm5_next_text": ("glm5_next", "Glm5NextForConditionalGeneration", {"vision_config": GLM_VISION}),
     "hy_v4_vl_text": ("hy_v4_vl", "HYV4VLForConditionalGeneration", {"vision_config": HY_VISION}),
     "mistral_large4_text": ("mistral_large4", "MistralLarge4ForConditionalGeneration", {"vision_config": PIXTRAL}),
     "ernie4_5_vl_moe_text": ("ernie4_5_vl_moe", "Ernie4_5_VLMoeForConditionalGeneration", {"vision_config": ERNIE_VISION}),
@@ -154,6 +157,40 @@ def muse_glimmer_text(rng):
     return c
 
 
+def glm5_next_text(rng):
+    c = deepseek(rng)
+    for key in ("first_k_dense_replace", "head_dim", "rope_parameters"):
+        del c[key]
+    n = c["num_hidden_layers"] = rng.choice([2, 3, 5])
+    pool = rng.choice([1, 2, 3, 4, 8, 16])
+    c.update(
+        qk_rope_head_dim=0,
+        q_lora_rank=rng.choice([24, 40]),
+        index_kpool=pool,
+        index_topk=pool * rng.choice([1, 2, 5, 9]),
+        index_n_heads=rng.choice([2, 4, 8, 11]),
+        index_head_dim=rng.choice([8, 16, 24]),
+        linear_head_dim=rng.choice([8, 16, 24, 32]),
+        linear_num_heads=rng.choice([1, 2, 3, 4]),
+        linear_conv_kernel_dim=rng.choice([2, 4]),
+        linear_lower_bound=rng.choice([None, -5.0, -2.0]),
+        hc_mult=rng.choice([1, 2, 3, 4, 4]),
+        hc_eps=rng.choice([1e-6, 1e-2]),
+        hc_sinkhorn_iters=rng.choice([1, 3, 20]),
+        swiglu_limit=rng.choice([10.0, 0.5]),
+        pad_token_id=None,  # the class sets the embedding of this token to zero when it loads a model
+    )
+    c["layer_types"] = kinds(rng, n, "indexed_attention")
+    if rng.random() < 0.5:
+        full = [i == 0 or c["layer_types"][i - 1] != "indexed_attention" for i in range(n)]
+        c["indexer_types"] = ["full" if f else "shared" for f in full]
+        for i in range(1, n):  # picks go from a layer with an indexer to the next layer, and no further
+            if c["indexer_types"][i - 1] == "shared":
+                c["indexer_types"][i] = "full"
+    mlp_layer_types(rng, c)
+    return c
+
+
 def hy_v4_vl_text(rng):
     c = hy_v4(rng)
     sections(rng, c, c["qk_rope_head_dim"])
@@ -216,6 +253,7 @@ FAMILIES = {
     "mllama_text_model": mllama_text_model,
     "ernie4_5_vl_moe_text": ernie4_5_vl_moe_text,
     "hunyuan_vl_text": hunyuan_vl_text,
+    "glm5_next_text": glm5_next_text,
     "hy_v4_vl_text": hy_v4_vl_text,
     "mistral_large4_text": mistral_large4_text,
     "minimax_m3_vl_text": minimax_m3_vl_text,
