@@ -64,6 +64,25 @@ TEST(hyper_connections_need_their_op)
     CHECK_STR(err.text, "hy_v4: models with hyper-connections are not supported on this device");
 }
 
+static enum status facts_without_pools(struct backend *be, struct backend_facts *out)
+{
+    const enum status st = cpu_ops().facts(be, out);
+    out->pooled_keys = false;
+    return st;
+}
+
+TEST(pooled_index_keys_need_a_device_that_has_them)
+{
+    struct backend_ops without = cpu_ops();
+    struct err err = {""};
+    without.facts = facts_without_pools;
+    CHECK_EQ(load("test/golden-families/glm-5-next", NULL, &err), OK);
+    CHECK_EQ(load("test/golden-families/glm-5", &without, &err), OK);
+    CHECK_EQ(load("test/golden-families/glm-5-next", &without, &err), ERR_UNSUPPORTED);
+    CHECK_STR(err.text, "glm5_next_text: indexers that pool keys are not supported on this device "
+                        "yet; --device cpu supports them");
+}
+
 int main(int argc, char **argv)
 {
     return check_main(argc, argv);
