@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* GLM-5-Next: Kimi's delta attention beside sparse latent attention without positions, whose indexer
- * compares with the pooled keys of groups; hyper-connections; experts with limited gates. */
+/* GLM-5-Next: Kimi's delta attention beside sparse latent attention without positions, whose
+ * indexer compares with the pooled keys of groups; hyper-connections; experts with limited gates.
+ */
 #include "engine/base/json.h"
 #include "engine/model/family_parts.h"
 
@@ -67,8 +68,8 @@ static enum status read_kda(const struct json *j, struct model_config *c, struct
     if (!bound) {
         bound = json_get(j, "linear_lower_bound");
     }
-    const bool has_usual = !bound || (json_is(nested, JSON_OBJECT) &&
-                                      json_get_bool(nested, "safe_gate", true));
+    const bool has_usual =
+        !bound || (json_is(nested, JSON_OBJECT) && json_get_bool(nested, "safe_gate", true));
     c->state.decay_bound = (float)json_number(bound, has_usual ? -5.0 : 0.0);
     if (c->state.decay_bound > 0.0f) {
         return err_set(err, ERR_FORMAT, "config.json: the lower bound of decays must be below 0");
@@ -172,12 +173,12 @@ static enum status read_glm5_next(const struct json *j, struct model_config *c, 
 }
 
 #define GLM5_NEXT_DEFAULTS                                                                         \
-    "{\"rms_norm_eps\":1e-5,\"max_position_embeddings\":1048576,\"moe_intermediate_size\":2048,"     \
+    "{\"rms_norm_eps\":1e-5,\"max_position_embeddings\":1048576,\"moe_intermediate_size\":2048,"   \
     "\"n_routed_experts\":288,\"n_shared_experts\":1,\"num_experts_per_tok\":8,"                   \
     "\"routed_scaling_factor\":2.5,\"kv_lora_rank\":512,\"q_lora_rank\":1536,"                     \
     "\"v_head_dim\":256,\"qk_nope_head_dim\":256,\"index_topk\":2048,\"index_head_dim\":128,"      \
     "\"index_n_heads\":32,\"index_kpool\":16,\"linear_head_dim\":128,\"linear_num_heads\":64,"     \
-    "\"linear_conv_kernel_dim\":4,\"hc_mult\":4,\"hc_sinkhorn_iters\":20,\"swiglu_limit\":10,"      \
+    "\"linear_conv_kernel_dim\":4,\"hc_mult\":4,\"hc_sinkhorn_iters\":20,\"swiglu_limit\":10,"     \
     "\"other_keys\":{\"num_local_experts\":\"n_routed_experts\"}}"
 
 static const struct family rows[] = {
