@@ -9,10 +9,10 @@
 #include <string.h>
 
 static const struct family_table *const tables[] = {
-    &families_dense,   &families_plain,     &families_gemma,   &families_moe,     &families_sigmoid,
-    &families_mla,     &families_recurrent, &families_mamba,   &families_step,    &families_classic,
-    &families_minimax, &families_longcat,   &families_encoder, &families_ernie_vl,
-    &families_next};
+    &families_dense,   &families_plain,    &families_gemma,     &families_moe,
+    &families_sigmoid, &families_mla,      &families_recurrent, &families_mamba,
+    &families_step,    &families_classic,  &families_minimax,   &families_longcat,
+    &families_encoder, &families_ernie_vl, &families_next};
 enum { N_TABLES = sizeof tables / sizeof tables[0] };
 
 const struct family *family_find(const char *model_type)
