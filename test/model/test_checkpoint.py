@@ -298,7 +298,6 @@ BROKEN = {  # defect: what the error must name
     config_value(model_type="mistral", sliding_window=(1 << 32) + 5): ["config.json", "sliding_window"],
     config_value(max_position_embeddings=1 << 40): ["config.json", "max_position_embeddings"],
     config_value(model_type="smollm3", no_rope_layers=[1]): ["config.json", "no_rope_layers"],
-    config_value(model_type="gemma3_text", use_bidirectional_attention=True): ["config.json", "use_bidirectional_attention"],
     config_value(is_causal=False): ["config.json", "is_causal"],
     config_value(model_type="gpt_oss", num_local_experts=2, num_experts_per_tok=1, swiglu_limit=-3.0): ["swiglu_limit", "from 0"],
     config_value(model_type="mixtral", num_local_experts=1025, num_experts_per_tok=2): ["num_local_experts", "from 1 to 1024"],
