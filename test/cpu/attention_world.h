@@ -23,10 +23,11 @@ struct geometry {
 };
 
 /* A layer's indexer; top_k 0: it has none. block > 0: each of its heads picks blocks of keys for a
- * KV head. */
+ * KV head. pool > 0: layer 3 holds what the keys of groups of so many positions are made from. */
 struct indexer {
     int32_t heads, dim, top_k;
     int32_t block, n_local;
+    int32_t pool;
 };
 
 /* How K and V are stored, and the layer's own scales if it has any. */
@@ -120,8 +121,15 @@ static inline void open_sparse_world(struct world *w, const char *backend, const
          .head_dim_v = w->index.dim,
          .v_in_k = true,
          .index = true,
-         .pick_block = w->index.block}};
-    const struct kv_set_desc desc = {.n_layers = w->index.top_k > 0 ? 3 : 2,
+         .pick_block = w->index.block},
+        {.n_heads = w->index.heads,
+         .n_kv_heads = 1,
+         .head_dim_k = 2 * w->index.dim,
+         .head_dim_v = 2 * w->index.dim,
+         .v_in_k = true,
+         .index = true}};
+    const int32_t n_index = w->index.pool > 0 ? 2 : 1;
+    const struct kv_set_desc desc = {.n_layers = 2 + (w->index.top_k > 0 ? n_index : 0),
                                      .layers = layers,
                                      .dtype = g->dtype,
                                      .format = storage->format};

@@ -198,19 +198,19 @@ static void try_index(const char *backend, const struct layer_case *c,
 }
 
 /* Columns: heads, KV heads, width, block, window, soft cap, sinks, dtype, width of MLA's values,
- * steep, chunk; the indexer's heads, width, and number of picks. */
+ * steep, chunk; the indexer's heads, width, number of picks, block, own blocks and pool. */
 static const struct layer_case cases[] = {
-    {{18, 1, 72, 16, 0, 0.0f, false, DT_BF16, 56, false, 0}, {16, 32, 40, 0, 0}},
-    {{4, 1, 40, 16, 0, 0.0f, false, DT_F32, 20, false, 0}, {64, 128, 7, 0, 0}},
-    {{5, 1, 40, 8, 0, 0.0f, false, DT_BF16, 20, false, 0}, {3, 24, 20, 0, 0}},
-    {{3, 1, 72, 48, 0, 30.0f, false, DT_F16, 56, false, 0}, {33, 40, 100, 0, 0}},
-    {{4, 1, 24, 1, 0, 0.0f, false, DT_F32, 16, false, 0}, {5, 7, 5, 0, 0}},
-    {{2, 1, 20, 5, 0, 0.0f, false, DT_F32, 16, false, 0}, {1, 20, 11, 0, 0}},
+    {{18, 1, 72, 16, 0, 0.0f, false, DT_BF16, 56, false, 0}, {16, 32, 40, 0, 0, 0}},
+    {{4, 1, 40, 16, 0, 0.0f, false, DT_F32, 20, false, 0}, {64, 128, 7, 0, 0, 0}},
+    {{5, 1, 40, 8, 0, 0.0f, false, DT_BF16, 20, false, 0}, {3, 24, 20, 0, 0, 0}},
+    {{3, 1, 72, 48, 0, 30.0f, false, DT_F16, 56, false, 0}, {33, 40, 100, 0, 0, 0}},
+    {{4, 1, 24, 1, 0, 0.0f, false, DT_F32, 16, false, 0}, {5, 7, 5, 0, 0, 0}},
+    {{2, 1, 20, 5, 0, 0.0f, false, DT_F32, 16, false, 0}, {1, 20, 11, 0, 0, 0}},
     /* Blocks, for each KV head. */
-    {{8, 2, 64, 16, 0, 0.0f, false, DT_BF16, 0, false, 0}, {2, 32, 3, 16, 1}},
-    {{6, 3, 40, 16, 0, 0.0f, false, DT_F32, 0, false, 0}, {3, 24, 4, 7, 0}},
-    {{4, 4, 24, 8, 0, 0.0f, false, DT_F16, 0, false, 0}, {4, 20, 5, 3, 2}},
-    {{18, 1, 72, 16, 0, 0.0f, false, DT_BF16, 0, false, 0}, {1, 40, 2, 24, 1}},
+    {{8, 2, 64, 16, 0, 0.0f, false, DT_BF16, 0, false, 0}, {2, 32, 3, 16, 1, 0}},
+    {{6, 3, 40, 16, 0, 0.0f, false, DT_F32, 0, false, 0}, {3, 24, 4, 7, 0, 0}},
+    {{4, 4, 24, 8, 0, 0.0f, false, DT_F16, 0, false, 0}, {4, 20, 5, 3, 2, 0}},
+    {{18, 1, 72, 16, 0, 0.0f, false, DT_BF16, 0, false, 0}, {1, 40, 2, 24, 1, 0}},
 };
 enum { N_CASES = sizeof cases / sizeof cases[0] };
 
@@ -353,7 +353,7 @@ static void try_store(const char *backend, bool interleaved, bool grows)
 {
     const struct geometry g = {
         .n_heads = 2, .n_kv_heads = 1, .dim = 16, .dim_v = 8, .block_tokens = 16, .dtype = DT_F32};
-    const struct indexer index = {HEADS, DIM, 5, 0, 0};
+    const struct indexer index = {.heads = HEADS, .dim = DIM, .top_k = 5};
     struct world *w = xcalloc(1, sizeof *w);
     open_sparse_world(w, backend, &g, &plain, &index);
     float inv[PAIRS] = {1.0f, 0.5f, 0.1f, 0.01f};
@@ -425,6 +425,81 @@ OP_TEST(keys_are_stored_normed_and_rotated)
 OP_TEST(queries_of_indexers_grow)
 {
     try_store(backend, true, true);
+}
+
+enum { POOL = 4 };
+
+/* The key of the group that ends at position `end`, of rows of normed keys and their gates. */
+static void pooled(const float *rows, const float *weight, const float *bias, const float *places,
+                   int32_t end, double *out)
+{
+    double all[DIM] = {0.0};
+    memset(out, 0, DIM * sizeof *out);
+    for (int32_t i = 0; i < POOL; i++) {
+        const float *row = rows + (end - POOL + 1 + i) * 2 * DIM;
+        double key[DIM];
+        normed(row, weight, bias, key);
+        for (int32_t d = 0; d < DIM; d++) {
+            const double part = exp((double)row[DIM + d] + (double)places[i * DIM + d]);
+            out[d] += part * key[d];
+            all[d] += part;
+        }
+    }
+    for (int32_t d = 0; d < DIM; d++) {
+        out[d] /= all[d];
+    }
+}
+
+/* A group's key is the same whichever passes its positions came in. */
+OP_TEST(groups_of_positions_have_one_key)
+{
+    const struct geometry g = {
+        .n_heads = 2, .n_kv_heads = 1, .dim = 16, .dim_v = 8, .block_tokens = 16, .dtype = DT_F32};
+    const struct indexer index = {.heads = HEADS, .dim = DIM, .top_k = 8, .pool = POOL};
+    static const int32_t passes[] = {1, 5, 2, ROWS - 8};
+    struct world *w = xcalloc(1, sizeof *w);
+    open_sparse_world(w, backend, &g, &plain, &index);
+    float *k = op_random(ROWS * 2 * DIM, 2.0f), *q = op_random(ROWS * HEADS * DIM, 1.0f);
+    float *weight = op_random(DIM, 1.0f), *bias = op_random(DIM, 1.0f);
+    float *places = op_random(POOL * DIM, 1.0f);
+    struct index_store_args a = {.layer = 2,
+                                 .n_heads = HEADS,
+                                 .head_dim = DIM,
+                                 .norm = op_vector(&w->rig, weight, DIM),
+                                 .norm_bias = op_vector(&w->rig, bias, DIM),
+                                 .norm_kind = NORM_LAYER,
+                                 .eps = 1e-6f,
+                                 .pool = POOL,
+                                 .raw_layer = 3,
+                                 .places = op_vector(&w->rig, places, POOL * DIM)};
+    for (int32_t i = 0, first = 0; first < ROWS; first += passes[i++]) {
+        a.n_rows = passes[i];
+        a.q = op_tensor(&w->rig, q, a.n_rows, HEADS * DIM, HEADS * DIM);
+        a.k = op_tensor(&w->rig, k + first * 2 * DIM, a.n_rows, 2 * DIM, 2 * DIM + 1);
+        memset(&w->pass, 0, sizeof w->pass);
+        op_add_seq(&w->pass, 1, first, a.n_rows);
+        op_begin(&w->rig, &w->pass);
+        CHECK_EQ(w->rig.ops->index_store(w->rig.be, &a), OK);
+        op_end(&w->rig);
+    }
+    const struct kv_pages *pages = &cpu_of(w->rig.be)->kv_sets[0].layers[2];
+    for (int32_t end = POOL - 1; end < ROWS; end += POOL) {
+        double wanted[DIM];
+        float have[DIM];
+        const struct kv_slot slot = cpu_kv_slot(cpu_of(w->rig.be), pages, 1, end);
+        for (int32_t d = 0; d < DIM; d++) {
+            have[d] = kv_get(&pages->k, slot.block, slot.token, d);
+        }
+        pooled(k, weight, bias, places, end, wanted);
+        CHECK(op_distance(have, wanted, DIM) < 2e-5);
+    }
+    free(k);
+    free(q);
+    free(weight);
+    free(bias);
+    free(places);
+    close_world(w);
+    free(w);
 }
 
 int main(int argc, char **argv)
