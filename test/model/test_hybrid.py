@@ -17,7 +17,7 @@ from test_cube import DRAFT, NGRAM, THREADS, essence
 HYBRIDS = ["qwen3.5", "qwen3.5-moe", "nemotron-nano-2", "qwen3-next", "kimi-linear", "ling-3", "nemotron-3-nano",
            "nemotron-3-super", "granite-4", "falcon-h1", "bamba", "lfm2", "lfm2-moe", "lfm3", "olmo-hybrid", "minimax-1",
            "glm-5-next"]
-THROUGHOUT = HYBRIDS[:3]  # dense, with experts, with Mamba-2: these run all of the cube (test_cube.py)
+THROUGHOUT = HYBRIDS if NIGHTLY else HYBRIDS[:3]  # run all of the cube (test_cube.py): dense, with experts, with Mamba-2
 KINDS = ["qwen3.5", "nemotron-nano-2", "kimi-linear", "lfm2"]  # one for each kind of state
 BLOCK, EVERY = 64, 512    # positions of a block of state; tokens between two snapshots
 STRANGERS = [os.path.join(golden.GOLDEN, f) for f in ("llama-tied", "llama-3")]  # attention only, the same vocabulary
