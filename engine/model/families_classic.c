@@ -34,37 +34,21 @@ static const struct tensor_names codegen_names = {GPT2_NAMES, .qkv = "attn.qkv_p
                                                   .o = "attn.out_proj", .up = "mlp.fc_in",
                                                   .down = "mlp.fc_out"};
 
-static const struct tensor_names opt_names = {QKV_NAMES,
-                                              .embed = "model.embed_tokens",
-                                              .positions = "model.embed_positions",
+/* The names of fairseq's layers. */
+#define FAIRSEQ_NAMES                                                                              \
+    QKV_NAMES, .embed = "model.embed_tokens", .attn_norm = "self_attn_layer_norm",                 \
+        .ffn_norm = "final_layer_norm", .o = "self_attn.out_proj", .up = "fc1", .down = "fc2"
+
+static const struct tensor_names opt_names = {FAIRSEQ_NAMES, .positions = "model.embed_positions",
                                               .final_norm = "model.final_layer_norm",
-                                              .head = "lm_head",
-                                              .attn_norm = "self_attn_layer_norm",
-                                              .ffn_norm = "final_layer_norm",
-                                              .o = "self_attn.out_proj",
-                                              .up = "fc1",
-                                              .down = "fc2"};
+                                              .head = "lm_head"};
 
-static const struct tensor_names biogpt_names = {QKV_NAMES,
-                                                 .embed = "model.embed_tokens",
-                                                 .positions = "model.embed_positions",
-                                                 .final_norm = "model.layer_norm",
-                                                 .head = "output_projection",
-                                                 .attn_norm = "self_attn_layer_norm",
-                                                 .ffn_norm = "final_layer_norm",
-                                                 .o = "self_attn.out_proj",
-                                                 .up = "fc1",
-                                                 .down = "fc2"};
+static const struct tensor_names biogpt_names = {
+    FAIRSEQ_NAMES, .positions = "model.embed_positions", .final_norm = "model.layer_norm",
+    .head = "output_projection"};
 
-static const struct tensor_names xglm_names = {QKV_NAMES,
-                                               .embed = "model.embed_tokens",
-                                               .final_norm = "model.layer_norm",
-                                               .head = "lm_head",
-                                               .attn_norm = "self_attn_layer_norm",
-                                               .ffn_norm = "final_layer_norm",
-                                               .o = "self_attn.out_proj",
-                                               .up = "fc1",
-                                               .down = "fc2"};
+static const struct tensor_names xglm_names = {FAIRSEQ_NAMES, .final_norm = "model.layer_norm",
+                                               .head = "lm_head"};
 
 static const struct tensor_names neox_names = {.embed = "model.embed_in",
                                                .final_norm = "model.final_layer_norm",

@@ -154,6 +154,9 @@ enum status load_adapters(struct loader *l, const struct stack *s, const struct 
                           int64_t n_out, const struct weight *of);
 enum status load_adapters_end(struct loader *l);
 
+/* embedding.c: the tables of tokens, positions and types of tokens, and the norm of their sum. */
+enum status load_embedding(struct loader *l);
+
 /* head.c: a draft head's weights, except its layer. */
 enum status load_head(struct loader *l);
 

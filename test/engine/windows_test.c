@@ -25,15 +25,27 @@ static int32_t held(const struct bed *b)
     return p->n_blocks - kv_pool_available(p);
 }
 
+static void turn_once(struct bed *b)
+{
+    engine_turn(b->e);
+    scheduler_check(&b->e->scheduler);
+    engine_drain(b->e, on_event, b);
+}
+
+static void turn(struct bed *b, int32_t n)
+{
+    for (int32_t i = 0; i < n; i++) {
+        turn_once(b);
+    }
+}
+
 /* Serves the request and returns the most pages held at a time. */
 static int32_t serve(struct bed *b, int32_t i)
 {
     int32_t most = 0;
     submit(b, &requests[i]);
-    for (int32_t turn = 0; turn < 1000 && b->n_done < 1; turn++) {
-        engine_turn(b->e);
-        scheduler_check(&b->e->scheduler);
-        engine_drain(b->e, on_event, b);
+    for (int32_t k = 0; k < 1000 && b->n_done < 1; k++) {
+        turn_once(b);
         most = greater(most, held(b));
     }
     CHECK_EQ(b->n_done, 1);
@@ -96,26 +108,18 @@ TEST(blocks_with_pages_replace_held_ones_without)
     REQUIRE(start(&b, &o));
     make(0, 1, 240, 120);
     submit(&b, &requests[0]);
-    for (int32_t turn = 0; turn < 25; turn++) { // the prompt, and the beginning of the answer
-        engine_turn(b.e);
-        engine_drain(b.e, on_event, &b);
-    }
+    turn(&b, 25); // the prompt, and the beginning of the answer
     for (int32_t i = 1; i <= 3; i++) {
         make_like(i, 0, 100, 130, 8);
         submit(&b, &requests[i]);
-        for (int32_t turn = 0; turn < 25; turn++) {
-            engine_turn(b.e);
-            scheduler_check(&b.e->scheduler);
-            engine_drain(b.e, on_event, &b);
-        }
+        turn(&b, 25);
         check_answer(i);
         CHECK_EQ(requests[i].r.n_cached, i == 1 ? 0 : 100);
     }
     CHECK_EQ(b.n_done, 3);
     b.n_done = 0;
-    while (requests[0].r.done == false) {
-        engine_turn(b.e);
-        engine_drain(b.e, on_event, &b);
+    while (!requests[0].r.done) {
+        turn_once(&b);
     }
     check_answer(0);
     CHECK_EQ(b.control.n_wrong, 0);
